@@ -104,7 +104,7 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
     for words in (["run", "dmo"], ["compare", "dmo"], ["recipes", "dmo"]):
         code, _, err = main(*words)
         assert code == 2
-        assert "no recipe that comes along is called dmo; did you mean demo?" in err
+        assert "there is no built-in recipe named dmo; did you mean demo?" in err
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         ),
         (["run"], "RECIPE requires an argument"),
         (["run", "x.yaml", "--set"], "--set requires an argument"),
-        (["run", "absent.yaml"], "the recipe absent.yaml cannot be read"),
+        (["run", "absent.yaml"], "cannot read the recipe absent.yaml"),
         (["run", "recipes/demo.yaml"], "No such file or directory; did you mean demo?"),
         (
             ["status", "runs/nope"],
-            "there is no run directory runs/nope and no recipe of that name; name the run_dir of",
+            "no run directory and no recipe is named runs/nope; give the run_dir of",
         ),
-        (["status", "dmo"], "there is no run directory dmo and no recipe of that name; did you mean demo?"),
-        (["run", "runs/nope", "--policy", "a"], "there is no run directory runs/nope and no recipe of that name"),
+        (["status", "dmo"], "no run directory and no recipe is named dmo; did you mean demo?"),
+        (["run", "runs/nope", "--policy", "a"], "no run directory and no recipe is named runs/nope"),
         (["serve", "run", "--port", "70000"], '"70000" for --port. Must be <= 65535.'),
         (["serve-reward", "run", "--transform", "exp:1", "--port", "0"], '"0" for --port. Must be >= 1.'),
         (["serve", "run", "--most", "0"], '"0" for --most. Must be >= 1.'),
-        (["export", "absent", "--to", "trl", "--transform", "exp:10", "--kl", "1"], "absent is not the directory of a"),
+        (["export", "absent", "--to", "trl", "--transform", "exp:10", "--kl", "1"], "absent is not a run directory"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_with_a_suggestion(main: Any, words: list[str], said: str) -> None:
@@ -151,7 +151,7 @@ def test_a_near_name_in_the_same_folder_is_asked_about(main: Any, tmp_path: Path
         (["run", tmp_path / "recipe"], f"No such file or directory; did you mean {tmp_path / 'recipe.yaml'}?"),
         (["run", tmp_path / "other.yaml"], "No such file or directory; `infalign recipes` lists"),
         (["run", tmp_path / "no" / "recipe.yaml"], "No such file or directory; `infalign recipes` lists"),
-        (["status", tmp_path / "runs" / "mien"], f"of that name; did you mean {tmp_path / 'runs' / 'mine'}?"),
+        (["status", tmp_path / "runs" / "mien"], f"; did you mean {tmp_path / 'runs' / 'mine'}?"),
     ):
         code, _, err = main(*words)
         assert (code, one_sentence(err)) == (2, True)
@@ -180,7 +180,7 @@ def test_a_dry_run_finds_broken_data_and_unusable_models(main: Any, tmp_path: Pa
     for changes, said in (
         ({"data": {"sources": [{"path": str(rows)}]}}, f"{rows} line 1: column rejected is missing"),
         ({"policy": {"model": str(models / "mute")}}, "has no EOS token"),
-        ({"policy": {"model": "./absent"}}, "there is no folder ./absent"),
+        ({"policy": {"model": "./absent"}}, "the folder ./absent does not exist"),
         ({"gold": {"function": "micro:absent"}}, "micro has no function absent"),
     ):
         code, _, err = main("run", recipe(tmp_path, models, **changes), "--dry-run")
@@ -191,11 +191,16 @@ def test_a_dry_run_finds_broken_data_and_unusable_models(main: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "code", "said", "absent"),
     [
-        ({"data": {"sources": [{"path": "absent.jsonl"}]}}, 3, "absent.jsonl does not exist; correct", "data/train"),
-        ({"policy": {"model": "MODELS/two"}}, 2, "two holds LlamaForSequenceClassification, not", "rollouts/p"),
+        ({"data": {"sources": [{"path": "absent.jsonl"}]}}, 3, "absent.jsonl does not exist", "data/train"),
+        ({"policy": {"model": "MODELS/two"}}, 2, "two contains LlamaForSequenceClassification, not", "rollouts/p"),
         ({"policy": {"model": "MODELS/mute"}}, 2, "mute has no EOS token", "data/tokenizer"),
         ({"policy": {"model": "MODELS"}}, 2, "has no tokenizer that can be loaded", "data/tokenizer"),
-        ({"reward": {"model": "MODELS/two"}}, 2, "two has 2 outputs; a reward model has one", "scores/part-0.parquet"),
+        (
+            {"reward": {"model": "MODELS/two"}},
+            2,
+            "two has 2 outputs; a reward model must have one",
+            "scores/part-0.parquet",
+        ),
         (
             {"policy": {"scratch": micro.SCRATCH, "fit": {"max_length": 2}}},
             3,
@@ -205,7 +210,7 @@ def test_a_dry_run_finds_broken_data_and_unusable_models(main: Any, tmp_path: Pa
         (
             {"reward": {"model": "MODELS/policy", "fit": {"max_length": 2}}},
             3,
-            "has at most 2 tokens; use more data or raise fit.max_length",
+            "has at most 2 tokens, so there is nothing to train on; use more data or raise fit.max_length",
             "models/reward",
         ),
     ],
@@ -227,7 +232,7 @@ def test_a_model_of_a_hub_that_cannot_be_reached_is_told_with_the_way_round(tmp_
     path = recipe(tmp_path, models, policy={"model": "owner/model"})
     settings = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
     ended = subprocess.run([COMMAND, "run", path], env=settings, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr.count("owner/model is no folder here")) == (2, 1), ended.stderr
+    assert (ended.returncode, ended.stderr.count("owner/model is not a local folder")) == (2, 1), ended.stderr
     assert "`hf download owner/model --local-dir FOLDER`" in ended.stderr
     assert "Retrying" not in ended.stderr
 
@@ -256,5 +261,5 @@ def test_who_stops_a_run_at_a_terminal_is_told_at_once(tmp_path: Path) -> None:
     assert run.returncode == 130
     first, then = os.read(terminal, 10_000).decode().strip().splitlines()
     assert first == "infalign: stopping; once more stops at once"
-    assert "interrupted; the same command continues where this one stopped" in then
+    assert "interrupted; rerun the same command to resume" in then
     os.close(terminal)

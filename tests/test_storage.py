@@ -52,7 +52,7 @@ def test_a_write_over_a_folder_leaves_no_temporary_file(tmp_path):
 def test_what_is_absent_cut_or_changed_is_named_with_what_to_do(tmp_path):
     """One changed byte in a page of rewards fails its checksum, here and in read_rows, and never becomes a reward."""
     path = tmp_path / "rewards.parquet"
-    with pytest.raises(DataError, match="does not exist; run the step that writes it"):
+    with pytest.raises(DataError, match="does not exist; rerun the step that writes it"):
         read_table(path)
     write_table(path, pa.table({"reward": np.random.default_rng(0).normal(size=1000)}))
     column = pq.read_metadata(path).row_group(0).column(0)
@@ -62,7 +62,7 @@ def test_what_is_absent_cut_or_changed_is_named_with_what_to_do(tmp_path):
         read_table(path)
     content[column.dictionary_page_offset + column.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"is damaged .*CRC.*; delete it and run"):
+    with pytest.raises(DataError, match=r"is damaged .*CRC.*; delete it and rerun"):
         read_table(path)
-    with pytest.raises(DataError, match=r"cannot be read from its start .*CRC"):
+    with pytest.raises(DataError, match=r"cannot be read from the start .*CRC"):
         list(read_rows(path))

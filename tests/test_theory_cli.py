@@ -54,12 +54,12 @@ def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
         ("curve --procedure best-of-4 --transform lgo --kl 1", "unknown transformation 'lgo'"),
         ("curve --procedure best-of-4 --transform log --kl -1", "must be positive and finite, found -1.0"),
         ("curve --procedure best-of-4 --transform identity --beta 1e-320", "beta = 9.99989e-321 is too small"),
-        ("curve --procedure best-of-4 --transform log --kl 1 --beta 1", "either --kl or --beta or --sweep"),
-        ("curve --procedure best-of-4 --transform log", "either --kl or --beta or --sweep"),
+        ("curve --procedure best-of-4 --transform log --kl 1 --beta 1", "--kl, --beta or --sweep"),
+        ("curve --procedure best-of-4 --transform log", "--kl, --beta or --sweep"),
         ("curve --procedure best-of-4 --kl 1", "--transform"),
         ("choose --procedure best-of-4 --kl 50 --rollouts 100", "100 rollouts cannot spend a KL of 50.0 nats"),
         ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output x.yaml", "must end in .json"),
-        ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output absent/x.json", "there is no folder absent"),
+        ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output absent/x.json", "the folder absent does not exist"),
     ],
 )
 def test_a_wrong_question_is_one_sentence_and_exit_code_2(main: Any, line: str, said: str) -> None:
@@ -104,9 +104,9 @@ def test_choose_prints_what_to_write_into_a_recipe(main: Any, tmp_path: Path, mo
     assert "2000 simulated prompts" in out
     assert all(word in out for word in ("memorizes", "generalizes", "exact ranks"))
     _, out, _ = main("choose", "--procedure", "rewind:0.85:4", "--kl", 0.5, "--rollouts", 100)
-    assert "memorizes ranks wins is not known for this procedure" in out
+    assert "a policy that memorizes ranks is not known" in out
     assert "Recommended: optimal:rewind:0.85:4" in out
-    assert "It has no name: --output FILE.json writes it." in out
+    assert "This transformation has no name: write it to a file with --output FILE.json." in out
     assert not list(tmp_path.iterdir())
 
 
@@ -171,4 +171,4 @@ def test_a_table_without_a_judge_is_refused(main: Any, tmp_path: Path) -> None:
     assert f"{file} has no column judge_reward" in err
     code, _, err = main(*words, "--procedure", "rewind:0.85:4", "--judged", scored(tmp_path / "scored.parquet"))
     assert code == 2
-    assert "a judge is estimated against a base served by ranks, not by rewind:0.85:4" in err
+    assert "estimating a judge needs a base policy served by ranks; rewind:0.85:4 is not" in err

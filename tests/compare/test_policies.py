@@ -106,7 +106,7 @@ def test_a_policy_of_the_recipe_is_not_overwritten(tmp_path: Path) -> None:
     """A name that the recipe gave to something else is refused."""
     own = recipe(tmp_path)
     taken = own.model_copy(update={"policies": own.policies | {"qrpo-1": read_solver(kl_budget=0.3)}})
-    with pytest.raises(ConfigError, match="another policy of the name qrpo-1; rename it"):
+    with pytest.raises(ConfigError, match="another policy named qrpo-1; rename that policy"):
         MethodPolicies(taken, ["qrpo"], [1.0])
 
 
@@ -149,10 +149,10 @@ def test_no_further_budget_is_more_than_the_rollouts_can_spend(tmp_path: Path, t
         (["--methods", "qpro"], "unknown method 'qpro'; did you mean qrpo?"),
         (["--methods", "zzz"], "unknown method 'zzz'; known: qrpo, "),
         (["--methods", "ipo-for-32"], "ipo has the same transformation for every N"),
-        (["--kl-budgets", "0,1"], "KL budgets are [0.0, 1.0]; give positive numbers"),
+        (["--kl-budgets", "0,1"], "KL budgets must be positive numbers"),
         (["--kl-budgets", "a"], "--kl-budgets takes numbers such as 0.5,1, found 'a'"),
         (["--set", "procedure=standard"], "the recipe's procedure is standard; change procedure"),
-        (["--methods", "bon-sft", "--kl-budgets", "2"], "needs a rollout.k of at least 19"),
+        (["--methods", "bon-sft", "--kl-budgets", "2"], "needs rollout.k of at least 19"),
     ],
 )
 def test_mistakes_are_one_sentence_before_any_work(main: Any, tmp_path: Path, words: list[str], said: str) -> None:

@@ -220,54 +220,54 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (comparison(chosen="Same", rejected="Same"), "identical, which says nothing"),
+        (comparison(chosen="Same", rejected="Same"), "responses? are identical"),
         (comparison(rejected=" "), "the rejected response is empty"),
         (comparison(chosen=""), "the chosen response is empty"),
-        ({"chosen": YES, "rejected": f"{NO}\n\nHuman: Why?"}, "rejected ends with a message of the user"),
+        ({"chosen": YES, "rejected": f"{NO}\n\nHuman: Why?"}, "rejected ends with a user message"),
         ({"chosen": YES + transcript("Why?", "So"), "rejected": NO + transcript("Why?", "So")}, "differ before"),
-        ({"chosen": YES, "rejected": transcript("Ho", "No")}, "differ before their replies"),
-        ({"chosen": "Yes", "rejected": "No"}, "there is no prompt, and chosen is no transcript"),
+        ({"chosen": YES, "rejected": transcript("Ho", "No")}, "differ before their last reply"),
+        ({"chosen": "Yes", "rejected": "No"}, "there is no column prompt, and chosen is not a transcript"),
         ({"chosen": "Yes", "rejected": "No", "a": "Is it?"}, r"\['a', 'chosen', 'rejected'\]: if another"),
         ({"chosen": transcript("", "Yes"), "rejected": transcript("", "No")}, "last turn of the prompt is empty"),
         ({"chosen": YES}, r"column rejected is missing; the row has \['chosen'\]"),
-        ({"chosen": None, "rejected": NO}, "column chosen is null, not text"),
-        ({"prompt": "Hi", "chosen": "Yes", "rejected": 3}, "column rejected is of type int, not text"),
-        ({"prompt": None, "completion": "Yes"}, "column prompt is null, not text"),
+        ({"chosen": None, "rejected": NO}, "column chosen must be text, found null"),
+        ({"prompt": "Hi", "chosen": "Yes", "rejected": 3}, "column rejected must be text, found a value of type int"),
+        ({"prompt": None, "completion": "Yes"}, "column prompt must be text, found null"),
         ({"prompt": "\n\nHuman: Hi\n\nAssistant:", "completion": "Yes"}, "prompt is a transcript of several turns"),
         ({"prompt": "Hi\n<extra_id_1>Assistant\nHo", "completion": "Yes"}, "prompt is a transcript of several turns"),
-        ({"prompt": [], "completion": "Yes"}, "column prompt is empty, not a list of messages"),
+        ({"prompt": [], "completion": "Yes"}, "column prompt must be a list of messages, found \\[\\]"),
         ({"prompt": [user("Hi"), assistant("Ho")], "completion": "Yes"}, "does not end with a user turn"),
-        ({"prompt": ["Hi"], "completion": "Yes"}, "message 1 of prompt is of type str, not an object"),
-        ({"prompt": [user(None)], "completion": "Yes"}, "message 1 of prompt: column content is null"),
-        ({"prompt": [{"role": "narrator", "content": "1"}], "completion": "Yes"}, "message 1 of prompt: the role is"),
+        ({"prompt": ["Hi"], "completion": "Yes"}, "1 of prompt must be an object .*, found a value of type str"),
+        ({"prompt": [user(None)], "completion": "Yes"}, "message 1 of prompt: column content must be text, found null"),
+        ({"prompt": [{"role": "narrator", "content": "1"}], "completion": "Yes"}, "prompt: the role must be"),
         ({"prompt": [{"role": "tool", "content": "1"}], "completion": "Yes"}, "does not end with a user turn"),
-        ({"prompt": "[{'role': 'user', 'content': 'Hi'}]", "completion": "Yes"}, "messages as Python prints them"),
-        ({"prompt": "Hi", "completion": "Yes", "label": False}, "column label says that the response is"),
-        ({"prompt": "Hi", "completion": "Yes", "label": "False"}, "column label says that the response is"),
-        ({"messages": [user("Hi"), assistant("Yes")], "kto_tag": False}, "column kto_tag says that the response is"),
-        ({"prompt": "Hi", "response": "Yes", "helpfulness": 0}, "column helpfulness is not used"),
-        ({"prompt": "Hi", "completions": [{"response": "Yes"}]}, "column completions is not used"),
-        ({"prompt": "Hi", "completion": "Yes", "weight": 0}, "column weight is 0, and only 1 is used"),
-        ({"messages": [user("Hi"), assistant("Yes") | {"weight": 0}]}, "message of the response has the weight 0"),
-        ({"instruction": "Hi", "history": [["a", "b"]], "output": "Yes"}, "column history is not used"),
-        ({"prompt": PROMPT, "input": "So", "completion": "Yes"}, "column input is no part of a prompt of"),
-        ({"system": "A", "messages": [SYSTEM, user("Hi"), assistant("Yes")]}, "column system is another than"),
+        ({"prompt": "[{'role': 'user', 'content': 'Hi'}]", "completion": "Yes"}, "messages in Python's notation"),
+        ({"prompt": "Hi", "completion": "Yes", "label": False}, "column label marks the response as"),
+        ({"prompt": "Hi", "completion": "Yes", "label": "False"}, "column label marks the response as"),
+        ({"messages": [user("Hi"), assistant("Yes")], "kto_tag": False}, "column kto_tag marks the response as"),
+        ({"prompt": "Hi", "response": "Yes", "helpfulness": 0}, "column helpfulness is not supported"),
+        ({"prompt": "Hi", "completions": [{"response": "Yes"}]}, "column completions is not supported"),
+        ({"prompt": "Hi", "completion": "Yes", "weight": 0}, "column weight is 0; only 1 is supported"),
+        ({"messages": [user("Hi"), assistant("Yes") | {"weight": 0}]}, "message of the response has weight 0"),
+        ({"instruction": "Hi", "history": [["a", "b"]], "output": "Yes"}, "column history is not supported"),
+        ({"prompt": PROMPT, "input": "So", "completion": "Yes"}, "column input cannot be combined with messages"),
+        ({"system": "A", "messages": [SYSTEM, user("Hi"), assistant("Yes")]}, "column system differs from"),
         ({"messages": [user("Hi"), SKY, assistant("Yes")]}, "messages begins with a message of the tool"),
         ({"messages": [user("Hi"), CALL, SKY]}, "messages ends with a message of the tool"),
         ({"messages": [user("Hi")], "rejected_response": "No"}, "the chosen response is empty"),
-        ({"prompt": "Hi", "completion": "Yes", "tools": "[{"}, "column tools is no JSON"),
+        ({"prompt": "Hi", "completion": "Yes", "tools": "[{"}, "column tools is not valid JSON"),
         ({"prompt": "Hi", "response_0": "A", "response_1": "B", "better_response_id": 0, "safer_response_id": 1},
-         "better_response_id 0 and safer_response_id 1 prefer no one"),
-        ({"prompt": "Hi", "response_1": "A", "response_2": "B", "preference_strength": 0}, "strength 0 prefer no one"),
-        ({"prompt": "Hi", "completion": "\ud800"}, "column completion holds half a surrogate pair"),
+         "better_response_id 0 and safer_response_id 1 prefer neither"),
+        ({"prompt": "Hi", "response_1": "A", "response_2": "B", "preference_strength": 0}, "strength 0 prefer neither"),
+        ({"prompt": "Hi", "completion": "\ud800"}, "column completion contains half a surrogate pair"),
         ({"prompt": "Hi", "completion": " \n"}, "the response is empty"),
-        ({"prompt": "Hi", "completion": [user("Ho"), assistant("Yes")]}, "that are not the end of prompt"),
+        ({"prompt": "Hi", "completion": [user("Ho"), assistant("Yes")]}, "do not match the end of prompt"),
         ({"messages": [assistant("Hi")]}, "does not end with a user turn"),
-        ({"messages": "Hi"}, "column messages is of type str, not a list"),
+        ({"messages": "Hi"}, "column messages must be a list of messages, found a value of type str"),
         ({"chosen": [user("A"), assistant("Yes")], "rejected": [user("B"), assistant("No")]}, "differ before"),
-        ({"chosen": [user("Hi")], "rejected": [user("Hi"), assistant("No")]}, "chosen ends with a message of the user"),
-        ({"query": "Summarise.", "reference_responses": "No."}, "query is not of the form SUBREDDIT"),
-        ({"text": "Hi"}, r"the columns \['text'\] hold neither"),
+        ({"chosen": [user("Hi")], "rejected": [user("Hi"), assistant("No")]}, "chosen ends with a user message"),
+        ({"query": "Summarise.", "reference_responses": "No."}, "query must have the form SUBREDDIT"),
+        ({"text": "Hi"}, r"the columns \['text'\] contain neither"),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named(row, message):
@@ -284,9 +284,9 @@ def test_load_is_strict_unless_told():
     examples, skipped = load_examples(rows, skip_invalid=True)
     assert [example.where for example in examples] == ["line 1", "line 3"]
     assert skipped == ["line 2: the rejected response is empty"]
-    with pytest.raises(DataError, match="all 1 are invalid, the first: line 2: the rejected response is empty"):
+    with pytest.raises(DataError, match="all 1 rows are invalid; first: line 2: the rejected response is empty"):
         load_examples(rows[1:2], skip_invalid=True)
-    with pytest.raises(DataError, match="there are none"):
+    with pytest.raises(DataError, match="there are no rows"):
         load_examples([])
 
 
@@ -306,5 +306,5 @@ def test_a_huge_row_takes_no_time():
     assert [turn["content"] for turn in example.prompt] == turns
     assert said(example) == ("chosen", "rejected")
     post = "SUBREDDIT: r/a\n\nTITLE: b" + "\n\nPOST: c" * 300_000
-    with pytest.raises(DataError, match=r"^here: query is not of the form SUBREDDIT: r/…, TITLE: …, POST: …, TL;DR:$"):
+    with pytest.raises(DataError, match=r"^here: query must have the form SUBREDDIT: r/…, TITLE: …, POST: …, TL;DR:$"):
         parse_example({"query": post, "reference_responses": "d"}, "here")

@@ -91,24 +91,28 @@ GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.txt", b"[]", r"the ending is none of \.jsonl, \.jsonl\.gz, .*\.parquet, \.csv"),
+        ("rows.txt", b"[]", r"must end in one of \.jsonl, \.jsonl\.gz, .*\.parquet, \.csv"),
         ("rows.json", b"[]", "holds no rows"),
-        ("rows.json", b'[{"a": 1},\n2]', "item 1: it is of type int, not an object"),
+        ("rows.json", b'[{"a": 1},\n2]', "item 1: the row must be an object with columns, found a value of type int"),
         ("rows.json", b'[{"a": 1},\n{"a": ]', "not JSON"),
         ("rows.jsonl", b"", "holds no rows"),
-        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: it is of type list, not an object"),
+        (
+            "rows.jsonl",
+            b'{"a": 1}\n[1]\n',
+            "line 2: the row must be an object with columns, found a value of type list",
+        ),
         ("rows.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', "line 2: not UTF-8"),
         ("rows.jsonl", b"[" * 200_000, "line 1: not JSON"),
-        ("rows.jsonl.gz", b'{"a": 1}\n', "cannot be read from its start"),
+        ("rows.jsonl.gz", b'{"a": 1}\n', "cannot be read from the start"),
         ("rows.jsonl.gz", GZIPPED[: len(GZIPPED) // 2], r"cannot be read after .* line \d+"),
         ("rows.jsonl.gz", GZIPPED[:-8] + b"\0" * 8, "cannot be read after .* line 5000"),
-        ("rows.parquet", b"PAR1 but not really", "cannot be read from its start"),
-        ("rows.csv", b"a,b\n1,2\n3\n", "line 3: the header names 2 cells"),
-        ("rows.csv", b"a,b\n1,2\n3,4,5\n", "line 3: the header names 2 cells"),
-        ("rows.csv", b'a,b\n1,"2\n', "the row after .*'s header is no CSV .*is a quote not closed"),
-        ("rows.csv", b'a,b\n1,2\n1,"2"3\n1,2\n', "the row after .* line 2 is no CSV"),
-        ("rows.csv", b"a,b\n1," + b"2" * 200_000, "the row after .*'s header is no CSV .*field limit"),
-        ("rows.csv", b"a,b\r1,2\r", "is no CSV"),
+        ("rows.parquet", b"PAR1 but not really", "cannot be read from the start"),
+        ("rows.csv", b"a,b\n1,2\n3\n", "line 3: the header has 2 cells"),
+        ("rows.csv", b"a,b\n1,2\n3,4,5\n", "line 3: the header has 2 cells"),
+        ("rows.csv", b'a,b\n1,"2\n', "the row after .*'s header is not valid CSV .*unclosed quote"),
+        ("rows.csv", b'a,b\n1,2\n1,"2"3\n1,2\n', "the row after .* line 2 is not valid CSV"),
+        ("rows.csv", b"a,b\n1," + b"2" * 200_000, "the row after .*'s header is not valid CSV .*field limit"),
+        ("rows.csv", b"a,b\r1,2\r", "is not valid CSV"),
         ("rows.csv", b"a,b,a\n1,2,3\n", "the name 'a' occurs twice"),
         ("rows.jsonl", b'{"a": 1, "b": 2, "a": 3}\n', "line 1: not JSON .the name 'a' occurs twice"),
         ("rows.jsonl", b'{"a": "\0"}\n', "line 1: not JSON .Invalid control character"),
@@ -156,5 +160,5 @@ def test_absent_file_and_directory(tmp_path):
         list(read_rows(tmp_path / "no.jsonl"))
     with pytest.raises(DataError, match="is a directory"):
         list(read_rows(tmp_path))
-    with pytest.raises(DataError, match=r"cannot be read from its start .*name too long"):
+    with pytest.raises(DataError, match=r"cannot be read from the start .*name too long"):
         list(read_rows(tmp_path / f"{'x' * 300}.jsonl"))

@@ -40,9 +40,9 @@ def test_pass_rates_are_rewards(tmp_path: Path) -> None:
     assert read_stored_rewards(long, None).tolist() == CHECKED.tolist()
     assert read_stored_rewards(rates, 4).tolist() == CHECKED.tolist()
     for text, rollouts, said in (
-        ('{"pass_rate": 0.5}', None, "--rollouts says of how many rollouts"),
-        ('{"pass_rate": 1.5}', 4, "line 1: pass_rate is 1.5, no share from 0 to 1"),
-        ('{"pass_rate": "half"}', 4, "line 1: pass_rate is 'half', no share from 0 to 1"),
+        ('{"pass_rate": 0.5}', None, "give --rollouts K, the number of rollouts"),
+        ('{"pass_rate": 1.5}', 4, "line 1: pass_rate must be between 0 and 1, found 1.5"),
+        ('{"pass_rate": "half"}', 4, "line 1: pass_rate must be between 0 and 1, found 'half'"),
         ('{"prompt_id": 1, "reward": 1}\n' * 2 + '{"prompt_id": 2, "reward": 0}', None, "1 to 2 rewards per prompt"),
     ):
         rates.write_text(text)

@@ -98,14 +98,14 @@ def test_length_control_says_where_it_cannot_know() -> None:
     with pytest.raises(DataError, match="of the policy is shorter"):
         length_controlled([(Samples(one, one, short), Samples(two, two, long))], Standard())
     mixed = np.where(rng.random((30, 4)) < 0.5, short, long)
-    with pytest.raises(DataError, match="every served pair is won"):
+    with pytest.raises(DataError, match="the policy wins every served pair"):
         length_controlled([(Samples(one + 99, one + 99, mixed), Samples(two, two, mixed[::-1]))], Standard())
     for constant in (7, 0.003):
         same = np.full((30, 4), 0.002)
         with pytest.raises(DataError, match="of the policy is longer"):
             length_controlled([(Samples(one, one, same + constant), Samples(two, two, same))], Standard())
     judged = mixed + 0.0  # the longer one always wins
-    with pytest.raises(DataError, match="length alone tells"):
+    with pytest.raises(DataError, match="length alone decides"):
         length_controlled(
             [(Samples(judged, judged, mixed), Samples(judged[::-1], judged[::-1], mixed[::-1]))], Standard()
         )

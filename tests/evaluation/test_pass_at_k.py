@@ -61,9 +61,9 @@ def test_a_table_is_measured_for_powers_of_two(tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
     """Graded rewards, too few responses, an unknown metric, and votes without answers."""
-    with pytest.raises(DataError, match="graded, not 0 or 1; name the threshold"):
+    with pytest.raises(DataError, match="not all 0 or 1; give the threshold"):
         pass_rates([[0.5, 1.0]] * 2, ["pass@1"])
-    with pytest.raises(DataError, match="pass@8 needs 8 responses to each prompt, found 6"):
+    with pytest.raises(DataError, match="pass@8 needs 8 responses per prompt, found 6"):
         pass_rates(CORRECT, ["pass@8"])
     with pytest.raises(ConfigError, match=r"unknown metric 'best@8'; known: pass@K, pass\^K"):
         pass_rates(CORRECT, ["best@8"])

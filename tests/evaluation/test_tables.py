@@ -147,12 +147,14 @@ def test_prompts_of_one_table_only_are_an_error_or_counted(models: tuple[Samples
     """Prompts on one side only are named; with common_prompts they are left out and counted."""
     policy, base = models
     paths = [write(tmp_path / "p.csv", columns(policy)), write(tmp_path / "b.csv", columns(drawn(25, 12, 1)))]
-    with pytest.raises(DataError, match=r"5 prompts are only in .*p.csv, such as 'prompt 2\d'; 25 are in both"):
+    with pytest.raises(
+        DataError, match=r"5 prompts are only in .*p.csv, such as 'prompt 2\d'; .*the 25 prompts in both"
+    ):
         compare(*paths, ["standard"])
     (row,) = compare(*paths, ["standard"], common=True)
     assert (row["prompts"], row["policy_only_prompts"], row["base_only_prompts"]) == (25, 5, 0)
     other = write(tmp_path / "o.csv", columns(base, prefix="another "))
-    with pytest.raises(DataError, match="no prompt in common"):
+    with pytest.raises(DataError, match="no prompts in common"):
         compare(paths[0], other, ["standard"], common=True)
 
 
@@ -201,14 +203,18 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.csv", "prompt_id,reward\na,1\na,good\n", "t.csv line 3, prompt 'a': reward is 'good', not a number"),
-        ("t.csv", "prompt_id,reward\na,1\na,NA\n", "line 3, prompt 'a': reward is 'NA', not a number"),
+        ("t.csv", "prompt_id,reward\na,1\na,good\n", "t.csv line 3, prompt 'a': reward is 'good'; it must be a number"),
+        ("t.csv", "prompt_id,reward\na,1\na,NA\n", "line 3, prompt 'a': reward is 'NA'; it must be a number"),
         ("t.csv", "prompt_id,reward\na,\n", "line 2: column reward is missing or empty"),
         ("t.csv", "prompt_id,reward\na,1\n,2\n", "line 3: column prompt_id is missing or empty"),
         ("t.csv", "id,reward\na,1\n", r"line 2: column prompt_id is missing or empty; the row has \['id', 'reward'\]"),
-        ("t.csv", "prompt_id,reward,length\na,1,\nb,2,9\n", "line 2: column length is missing or empty, other rows"),
-        ("t.jsonl", '{"prompt_id": "a", "reward": "0.5"}', "line 1, prompt 'a': reward is '0.5', not a number"),
-        ("t.jsonl", '{"prompt_id": "a", "reward": true}', "line 1, prompt 'a': reward is True, not a number"),
+        (
+            "t.csv",
+            "prompt_id,reward,length\na,1,\nb,2,9\n",
+            "line 2: column length is missing or empty, but other rows",
+        ),
+        ("t.jsonl", '{"prompt_id": "a", "reward": "0.5"}', "line 1, prompt 'a': reward is '0.5'; it must be a number"),
+        ("t.jsonl", '{"prompt_id": "a", "reward": true}', "line 1, prompt 'a': reward is True; it must be a number"),
         ("t.jsonl", f'{{"prompt_id": "a", "reward": {10**400}}}', "line 1, prompt 'a': reward is inf, which cannot be"),
         ("t.csv", "prompt_id,reward,reward\na,1,-1\n", "the name 'reward' occurs twice"),
         ("t.csv", f"prompt_id,reward\na,{2**53 + 1}\n", f"line 2, prompt 'a': reward is {2**53 + 1}, which no float"),
@@ -229,7 +235,7 @@ def test_a_bad_table_is_refused_with_its_place(name: str, text: str, message: st
     with pytest.raises(DataError, match="does not exist"):
         read_rewards(tmp_path / "absent.parquet")
     spelled = write(tmp_path / "text.parquet", {"prompt_id": ["a"], "reward": ["0.5"]})  # a column of text is no number
-    with pytest.raises(DataError, match=r"text.parquet row 0, prompt 'a': reward is '0.5', not a number"):
+    with pytest.raises(DataError, match=r"text.parquet row 0, prompt 'a': reward is '0.5'; it must be a number"):
         read_rewards(spelled)
 
 
@@ -259,7 +265,7 @@ def test_what_cannot_be_estimated_is_an_error_or_a_note(tmp_path: Path) -> None:
     better = write(tmp_path / "w.csv", {"prompt_id": ids, "reward": [9.0] * 4, "length": [2, 1, 9, 3]})
     (row,) = compare(better, tied, ["best-of-2"])
     assert (row["win_rate"], row["length_controlled"]) == (1.0, None)
-    assert any("every served pair is won" in note for note in row["notes"])
+    assert any("the policy wins every served pair" in note for note in row["notes"])
 
 
 def test_the_printed_table_has_every_number_and_note(models: tuple[Samples, Samples], tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_rewards_of_any_number_type_are_compared_and_text_is_refused() -> None:
     won, lost = np.array([[True, True]]), np.array([[0, 0, 1]])
     assert prompt_win_rates(Samples(won, won), Samples(lost, lost), Standard()) == pytest.approx([5 / 6])
     text = np.array([["0.1", "0.2"]])
-    with pytest.raises(DataError, match="not numbers"):
+    with pytest.raises(DataError, match="must be numbers"):
         Samples(text, text)
 
 

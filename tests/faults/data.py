@@ -99,7 +99,7 @@ def skipped_rows(lab: Lab) -> Seen:
     assert out.splitlines()[-1].startswith(f"{len(DIRTY)} invalid rows were left out")
     assert infalign("run", path, "--until", "data")[0] == 3
     _, again, _ = infalign("run", path, "--until", "data", "--skip-invalid")
-    assert again.splitlines()[0] == "1 of 1 steps are done already"
+    assert again.splitlines()[0] == "1 of 1 steps are already done"
     return Seen(code, out.splitlines()[-1])
 
 

@@ -130,7 +130,7 @@ def cut_off(lab: Lab) -> Seen:
     (said,) = (line for line in printed(root, "rollout.max_new_tokens=1", until="score") if line.startswith("!"))
     finishes = pq.read_table(root / "rollouts" / "part-0")["finish"].to_pylist()
     assert finishes.count("length") / len(finishes) == summary(root, "score-0")["cut_off"] > 0.9
-    assert "reach rollout.max_new_tokens (1)" in said
+    assert "are cut off at rollout.max_new_tokens (1)" in said
     return Seen(0, said)
 
 

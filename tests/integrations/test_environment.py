@@ -57,11 +57,14 @@ def test_the_core_gives_score_win_rate_and_reward(response: str) -> None:
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ("<|user|>How do I bake bread?<|end|><|assistant|>", "no conversation, it begins '<|user|>How"),
-        ([], "no conversation"),
-        ([{"text": "How?"}], "no conversation"),
-        ([{"role": "system", "content": "Be good."}, *PROMPT], "not the one of its reference_rewards"),
-        ([{"role": "user", "content": "[INST] How do I bake bread? [/INST]"}], "not the one of its reference_rewards"),
+        ("<|user|>How do I bake bread?<|end|><|assistant|>", "not rendered text (it begins '<|user|>How"),
+        ([], "must be a list of messages"),
+        ([{"text": "How?"}], "must be a list of messages"),
+        ([{"role": "system", "content": "Be good."}, *PROMPT], "differs from the one with these reference_rewards"),
+        (
+            [{"role": "user", "content": "[INST] How do I bake bread? [/INST]"}],
+            "differs from the one with these reference_rewards",
+        ),
     ],
 )
 def test_a_prompt_that_a_framework_has_changed_is_refused(prompt: Any, said: str) -> None:
@@ -75,7 +78,7 @@ def test_a_prompt_that_a_framework_has_changed_is_refused(prompt: Any, said: str
     [
         ("INFALIGN_REWARD", "", "INFALIGN_REWARD is not set"),
         ("INFALIGN_TRANSFORM", "", "INFALIGN_TRANSFORM is not set"),
-        ("INFALIGN_DEVICE", "cuda:0", "INFALIGN_DEVICE is cuda:0; it is auto, cpu or cuda"),
+        ("INFALIGN_DEVICE", "cuda:0", "INFALIGN_DEVICE must be auto, cpu or cuda, found cuda:0"),
     ],
 )
 def test_a_variable_that_says_nothing_usable_is_named(
@@ -179,5 +182,5 @@ def test_a_trl_dataset_without_calibration_is_refused() -> None:
     """TRL would train on whatever comes back."""
     with pytest.raises(DataError, match="no column reference_rewards"):
         adapter.reward([PROMPT], ["Knead."])
-    with pytest.raises(DataError, match="not the one of its reference_rewards"):
+    with pytest.raises(DataError, match="differs from the one with these reference_rewards"):
         adapter.reward([PROMPT], ["Knead."], [REFERENCES], ["0123456789abcdef"])

@@ -47,7 +47,7 @@ def test_a_template_that_only_the_run_has_would_be_lost(
     (tmp_path / "recipe.yaml").write_text(write_yaml(settings | {"run_dir": str(tmp_path)}))
     code, _, err = main("export", tmp_path, "--to", "trl", "--transform", "exp:10", "--kl", "0.5")
     assert code == 2
-    assert f"without the {lost} of the run" in err
+    assert f"lacks the {lost} of the run" in err
 
 
 def test_a_run_that_is_not_calibrated_is_refused(main: Any, calibrated_run: Path, tmp_path: Path) -> None:

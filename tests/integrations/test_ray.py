@@ -98,7 +98,7 @@ def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -
 
     code, out, err = micro.infalign("run", "cluster.yaml", *RAY)
     assert code == 0, err
-    assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts to do" in out
+    assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts left" in out
     after = shards(root, "rollouts") | shards(root, "scores")
     assert before.items() <= after.items()
     assert len(after) == 16
@@ -119,10 +119,10 @@ def test_what_cannot_work_is_said_before_anything_is_drawn(folder: Path) -> None
     """Stages that rollouts need, and a cluster without a CPU to spare or a GPU."""
     code, _, err = micro.infalign("run", "cluster.yaml", *RAY)
     assert code == 2
-    assert "data must be done before rollouts are drawn on a cluster" in err
+    assert "data must be done before sampling on a cluster" in err
     assert micro.infalign("run", "cluster.yaml", "--until", "data")[0] == 0
     for words, said in (
-        (("--ray-actors", "2", "--ray-cpus", "2"), "2 actors need 3 CPUs, and Ray has 2"),
+        (("--ray-actors", "2", "--ray-cpus", "2"), "2 actors need 3 CPUs, but Ray has 2"),
         (("--ray-actors", "2", "--ray-cpus", "4", "--ray-gpus", "64"), "2 actors need 128 GPUs"),
     ):
         code, _, err = micro.infalign("run", "cluster.yaml", *words)
@@ -185,7 +185,7 @@ def test_a_shard_of_which_another_command_drew_prompts_is_left_to_it(tmp_path: P
     draw_shard(Parrot(), prompts[16:32], 2, shard_path(part.rollouts, 1))
     draw_shard(Parrot(), prompts[40:43], 2, shard_path(part.rollouts, 9))
     assert part.missing(2) == [1, 3, 4]
-    with pytest.raises(ConfigError, match=r"has 2 rollouts of a prompt, and rollout\.k is 3"):
+    with pytest.raises(ConfigError, match=r"has 2 rollouts for a prompt, but rollout\.k is 3"):
         part.missing(3)
 
 

@@ -62,18 +62,21 @@ def test_both_protocols_get_shaped_reward_and_reward(url: str) -> None:
     [
         ({"response": "No.", "label": {"prompt": PROMPT}}, "no reference_rewards"),
         ({"response": "No.", "label": json.dumps(LABEL | {"reference_rewards": [0.0, float("nan")]})}, "is nan"),
-        ({"response": "No.", "label": LABEL | {"prompt_id": "0123456789abcdef"}}, "not the one of its reference"),
-        ({"response": "No.", "label": "bread"}, "no JSON object"),
+        (
+            {"response": "No.", "label": LABEL | {"prompt_id": "0123456789abcdef"}},
+            "differs from the one with these reference",
+        ),
+        ({"response": "No.", "label": "bread"}, "must be a JSON object"),
         ({"response": "No.", "label": "[" * 200_000}, "no JSON object"),
         ({"response": "a" * 1_000_001, "label": LABEL}, "1,000,001 characters"),
         ({"query": ["b" * 1_000_001], "prompts": ["b"], "labels": [LABEL]}, "1,000,001 characters"),
         ({"response": None, "label": LABEL}, "response must be text"),
         ({"response": ["No."], "label": LABEL}, "response must be text"),
-        ({"query": ["a"], "prompts": ["b"], "labels": [LABEL]}, "does not begin with its prompt"),
-        ({"query": ["a"], "prompts": [], "labels": [LABEL]}, "lists of one length"),
-        ({"query": [1], "prompts": ["b"], "labels": [LABEL]}, "must be texts"),
-        ({"text": "No."}, "neither query"),
-        (["No."], "neither query"),
+        ({"query": ["a"], "prompts": ["b"], "labels": [LABEL]}, "must begin with its prompt"),
+        ({"query": ["a"], "prompts": [], "labels": [LABEL]}, "lists of the same length"),
+        ({"query": [1], "prompts": ["b"], "labels": [LABEL]}, "must be text"),
+        ({"text": "No."}, "must have query"),
+        (["No."], "must have query"),
     ],
 )
 def test_a_bad_request_is_refused_with_the_reason(url: str, body: Any, said: str) -> None:
@@ -85,7 +88,11 @@ def test_a_bad_request_is_refused_with_the_reason(url: str, body: Any, said: str
 
 @pytest.mark.parametrize(
     ("content", "status", "said"),
-    [(b"{", 422, "no JSON"), (b"[" * 100_000, 422, "no JSON"), (b" " * (MAX_BYTES + 1), 413, "more than 64,000,000")],
+    [
+        (b"{", 422, "not valid JSON"),
+        (b"[" * 100_000, 422, "not valid JSON"),
+        (b" " * (MAX_BYTES + 1), 413, "more than 64,000,000"),
+    ],
 )
 def test_a_body_that_cannot_be_read_is_refused(url: str, content: bytes, status: int, said: str) -> None:
     """Broken, nested without end, or without end itself."""

@@ -81,11 +81,17 @@ def test_a_function_of_no_form_is_refused_and_never_called_by_position(function:
 
 def test_a_column_that_rows_lack_is_named() -> None:
     """With the row, or the near name."""
-    with pytest.raises(DataError, match=r"needs the column answer, which every row lacks; .* did you mean answers\?"):
+    with pytest.raises(
+        DataError, match=r"needs the column answer, which is missing in every row; .* did you mean answers\?"
+    ):
         ByName(ours)(PROMPTS, RESPONSES, columns_of([{"answers": "5"}] * 2))
-    with pytest.raises(DataError, match=r"which 1 of 2 rows lack, first row 1 \('2 \+ 4\?'\); there are level"):
+    with pytest.raises(
+        DataError, match=r"which is missing in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are level"
+    ):
         ByName(ours)(PROMPTS, RESPONSES, columns_of([{"answer": "5"}, {"level": 2}]))
-    with pytest.raises(DataError, match="needs the column ground_truth, which 2 of 2 rows lack, first row 0"):
+    with pytest.raises(
+        DataError, match="needs the column ground_truth, which is missing in 2 of 2 rows, first in row 0"
+    ):
         ByName(verl)(PROMPTS, RESPONSES, columns_of([{"data_source": "sums", "reward_model": {}}] * 2))
 
 

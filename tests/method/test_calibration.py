@@ -89,7 +89,7 @@ def test_unusable_references_are_refused() -> None:
         calibrate([0.0], [1.0])
     with pytest.raises(DataError, match="sorted in ascending order"):
         calibrate([0.0], [1.0, 0.0])
-    with pytest.raises(DataError, match="2 prompts of rewards do not go with 3"):
+    with pytest.raises(DataError, match="rewards have 2 prompts, references 3"):
         calibrate(np.zeros((2, 4)), np.zeros((3, 4)))
     with pytest.raises(DataError, match=r"found an array of shape \(2, 2, 2\)"):
         calibrate(np.zeros((2, 2, 2)), np.zeros((2, 2, 2)))
@@ -144,5 +144,5 @@ def test_all_that_the_assistant_says_is_scored() -> None:
     )
     reward(["p"] * 2, [completion, []], reference_rewards=[[0.0, 1.0]] * 2)
     assert seen == ["Let me look.\n\nSeven.", ""]
-    with pytest.raises(DataError, match="completion 0 is neither text nor a list of messages"):
+    with pytest.raises(DataError, match="completion 0 must be text or a list of messages"):
         reward(["p"], [[{"text": "a"}]], reference_rewards=[[0.0, 1.0]])

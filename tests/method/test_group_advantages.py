@@ -95,10 +95,10 @@ def test_what_cannot_be_computed_is_refused() -> None:
     """An unknown objective, too few responses, other shapes, NaN, and negative rewards of maxrl."""
     with pytest.raises(ConfigError, match="unknown objective 'pass8'; known: pass@K"):
         advantages([0.0, 1.0], [0, 0], "pass8")
-    with pytest.raises(DataError, match="pass@3 needs 3 responses in each group, and one has 2"):
+    with pytest.raises(DataError, match="pass@3 needs at least 3 responses per group; one group has 2"):
         advantages([0.0, 1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1, 1], "pass@3")
     for rewards in ([0.0], [np.nan, 1.0]):
         with pytest.raises(DataError, match="one finite reward and one group per response"):
             advantages(rewards, [0, 0], "rloo")
-    with pytest.raises(DataError, match="not negative"):
+    with pytest.raises(DataError, match="non-negative"):
         advantages([-1.0, 1.0], [0, 0], "maxrl")

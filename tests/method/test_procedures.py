@@ -299,15 +299,18 @@ def test_the_base_policy_wins_half_against_itself(procedure: Served) -> None:
 REWIND = RewindAndRepeat(0.85, 32)
 SENSELESS: list[tuple[Callable[[], object], str]] = [
     *(
-        (partial(kind, n), f"draws at least once.*found N = {n}")
+        (partial(kind, n), f"a positive whole number.*found N = {n}")
         for kind in (BestOfN, WorstOfN)
         for n in (0, 2.5, math.nan)
     ),
-    (lambda: RewindAndRepeat(0.5, 0), "draws at least once.*found N = 0"),
-    *((partial(RewindAndRepeat, q, 4), f"is a quantile between 0 and 1, found {q}") for q in (0.0, 1.0, 1.5, math.nan)),
+    (lambda: RewindAndRepeat(0.5, 0), "a positive whole number.*found N = 0"),
+    *(
+        (partial(RewindAndRepeat, q, 4), f"quantile of rewind must be between 0 and 1, found {q}")
+        for q in (0.0, 1.0, 1.5, math.nan)
+    ),
     (lambda: RewindAndRepeat(0.5, 4, "first"), "last or the best.*found serve = 'first'"),  # type: ignore[arg-type]
     *(
-        (partial(make, k, 4), f"k must lie between 1 and N = 4, found k = {k}")
+        (partial(make, k, 4), f"k must be between 1 and N = 4, found k = {k}")
         for make in (kth_best, top_k)
         for k in (0, 5)
     ),

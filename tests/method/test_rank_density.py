@@ -17,7 +17,7 @@ P = np.concatenate(
 
 def test_a_density_cannot_be_served() -> None:
     """It says what is served, and no number of draws does that exactly."""
-    with pytest.raises(ConfigError, match="serve a mixture"):
+    with pytest.raises(ConfigError, match="serve a nearby mixture"):
         RankDensity("tilt", lambda u: u).serving(np.random.default_rng(0))
 
 

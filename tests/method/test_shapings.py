@@ -149,7 +149,7 @@ def test_beta_follows_the_scale_of_the_rewards() -> None:
 def test_an_unreachable_budget_is_refused(shaped_PK: Array, largest: str) -> None:
     """K rollouts reach log K less the log of ties at the top, on average over prompts; the message says how much."""
     with pytest.raises(
-        ConfigError, match=rf"4 rollouts .* 1.5 nats; .* below {largest} .*smaller budget or sample more"
+        ConfigError, match=rf"4 rollouts .* 1.5 nats; .* below {largest} .*lower the budget or sample more"
     ):
         budget_beta(shaped_PK, 1.5)
     for kl in (0.0, -1.0, np.nan):
@@ -160,11 +160,11 @@ def test_an_unreachable_budget_is_refused(shaped_PK: Array, largest: str) -> Non
 @pytest.mark.parametrize(
     ("phi", "said"),
     [
-        (lambda u: 1.0 / (1.0 - u), "odd is inf at the rank 1;"),
-        (lambda u: np.where(u == 0.5, np.nan, u), "odd is nan at the rank 0.5;"),
-        (lambda u: 1.0 / u, "odd is inf at the rank 0;"),
-        (lambda u: np.log(u - 0.2), "odd is nan at the rank 0;"),
-        (lambda u: np.where(u < 0.2, -np.inf, u), "odd is -inf at the rank 0.125;"),
+        (lambda u: 1.0 / (1.0 - u), "odd is inf at rank 1;"),
+        (lambda u: np.where(u == 0.5, np.nan, u), "odd is nan at rank 0.5;"),
+        (lambda u: 1.0 / u, "odd is inf at rank 0;"),
+        (lambda u: np.log(u - 0.2), "odd is nan at rank 0;"),
+        (lambda u: np.where(u < 0.2, -np.inf, u), "odd is -inf at rank 0.125;"),
     ],
     ids=["inf above", "nan inside", "inf below", "nan below", "-inf above 0"],
 )

@@ -134,12 +134,12 @@ def test_what_cannot_be_asked_is_refused() -> None:
     largest = -np.log([c / 32 or 1 for c in COUNTS]).mean()
     with pytest.raises(ConfigError, match=rf"below {largest:.4g}, the mean of −log"):
         optimum(CHECKED, BestOfN(4), kl=5.0)
-    with pytest.raises(ConfigError, match="objective must be named: reward or win-rate"):
+    with pytest.raises(ConfigError, match="name the objective, reward or win-rate"):
         optimum(GRADED, BestOfN(4), kl=0.1)
     for given in ({}, {"kl": 0.1, "beta": 0.1}):
         with pytest.raises(ConfigError, match="exactly one of kl and beta"):
             optimum(CHECKED, BestOfN(4), **given)
-    with pytest.raises(ConfigError, match="beta is positive and finite, found 0"):
+    with pytest.raises(ConfigError, match="beta must be positive and finite, found 0"):
         optimum(CHECKED, BestOfN(4), beta=0)
     with pytest.raises(DataError, match="finite prompts × rollouts array"):
         optimum([[0.0, np.nan]], BestOfN(4), kl=0.1)

@@ -84,7 +84,7 @@ def test_weights_in_only_one_of_adapter_and_model_are_named(adapter: Path, chang
     """Weights under other names, as another model's have, are left over and missing."""
     file = adapter / "adapter_model.safetensors"
     save_file({name.replace(change, "other"): w for name, w in load_file(file).items()}, file)
-    with pytest.raises(ConfigError, match=rf"is no adapter of .*: in only one of both are .*{named}"):
+    with pytest.raises(ConfigError, match=rf"is not an adapter of .*: only one of them has .*{named}"):
         convert(str(adapter))
 
 
@@ -93,13 +93,13 @@ def test_another_kind_and_one_without_base_are_refused(adapter: Path, change: di
     """The error says what is there and what to do."""
     about = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(about | change))
-    with pytest.raises(ConfigError, match=r"is an adapter of the kind .* merge it into its base"):
+    with pytest.raises(ConfigError, match=r"is an adapter of type .* merge it into its base"):
         convert(str(adapter))
 
 
 def test_where_a_whole_model_is_needed_an_adapter_is_called_one(adapter: Path) -> None:
     """As the trunk of a guide, which is not converted."""
-    with pytest.raises(ConfigError, match="is a LoRA adapter, and a whole model is needed here"):
+    with pytest.raises(ConfigError, match="is a LoRA adapter, but a whole model is needed here"):
         load_policy(adapter)
 
 
@@ -108,7 +108,7 @@ def test_what_is_no_adapter_is_named(config: str, policy: str, tmp_path: Path) -
     """Whatever peft raises of it."""
     (tmp_path / "adapter_config.json").write_text(config)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"cut")
-    with pytest.raises(ConfigError, match="is no adapter of"):
+    with pytest.raises(ConfigError, match="is not an adapter of"):
         merge_adapter(load_policy(policy)[0], tmp_path)
 
 

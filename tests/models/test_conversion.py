@@ -98,9 +98,9 @@ def test_what_is_named_must_be_there() -> None:
     assert is_gguf("package:some-model")
     assert is_gguf("models/some.gguf")
     assert not is_gguf("owner/name")
-    with pytest.raises(ConfigError, match=r"there is no file none\.gguf"):
+    with pytest.raises(ConfigError, match=r"the file none\.gguf does not exist"):
         gguf_file("none.gguf")
-    with pytest.raises(ConfigError, match="no package nowhere-to-be-found is installed; `pip install"):
+    with pytest.raises(ConfigError, match="the package nowhere-to-be-found is not installed; `pip install"):
         gguf_file("package:nowhere-to-be-found")
     with pytest.raises(ConfigError, match="package numpy holds 0 GGUF files"):
         gguf_file("package:numpy")

@@ -172,7 +172,7 @@ def test_a_trunk_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -
     ids[first], ids[second] = ids[second], ids[first]
     shutil.copytree(folder, tmp_path / "swapped")
     (tmp_path / "swapped" / "tokenizer.json").write_text(json.dumps(vocabulary))
-    with pytest.raises(ConfigError, match="swapped cannot be the trunk of a guide: it has another tokenizer"):
+    with pytest.raises(ConfigError, match="swapped cannot be the trunk of a guide: its tokenizer differs"):
         add_network_guide(tmp_path / "swapped", reference, tokenizer)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty cannot be the trunk of a guide"):

@@ -152,7 +152,7 @@ def test_a_pair_longer_than_the_model_reads_is_an_error(tmp_path: Path) -> None:
     """With both lengths, and what to set."""
     folder = micro.encoder(tmp_path)
     model, tokenizer = load_without_head(folder), load_tokenizer(folder)
-    with pytest.raises(DataError, match="the head's model reads 512; set head"):
+    with pytest.raises(DataError, match="the head's model accepts at most 512; set head"):
         fit_head(
             model, tokenizer, [(user("How"), [reply("z " * 600)], [reply("a")])], seed=0, on_progress=lambda *_: None
         )

@@ -125,7 +125,7 @@ def test_the_last_layers_learn_the_same_from_the_states_below_them(
 def test_layers_that_a_model_has_not_and_other_architectures_are_refused(policy: GuidedForCausalLM) -> None:
     """A model that scales what it embeds may start from states; one that calls its layers otherwise is refused."""
     check_top_layers(policy.reference, 2)
-    with pytest.raises(ConfigError, match=r"lora.layers is 5, and the model has 4 layers"):
+    with pytest.raises(ConfigError, match=r"lora.layers is 5, but the model has 4 layers"):
         check_top_layers(policy.reference, 5)
     torch.manual_seed(0)
     small = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
@@ -133,7 +133,7 @@ def test_layers_that_a_model_has_not_and_other_architectures_are_refused(policy:
     check_top_layers(gemma, 1)
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     other = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2, **ends)).eval()
-    with pytest.raises(ConfigError, match=r"cannot start from the states below them: leave lora.layers out"):
+    with pytest.raises(ConfigError, match=r"cannot be run from stored states; leave lora.layers out"):
         check_top_layers(other, 1)
 
 
@@ -164,7 +164,7 @@ def test_a_disk_that_is_too_small_is_known_before(
 ) -> None:
     """The error has both sizes and says how to do without; nothing is written."""
     monkeypatch.setattr(states, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
-    with pytest.raises(ConfigError, match=r"need 0.0 GB, and .* has 0.0 GB left; .* lower guide.side.reads"):
+    with pytest.raises(ConfigError, match=r"need 0.0 GB, but .* has 0.0 GB free; .* lower guide.side.reads"):
         write_states(policy.reference, states_for(policy, tmp_path / "states"), PROMPTS, RESPONSES, nothing)
     assert not [*(tmp_path / "states").iterdir()]
 

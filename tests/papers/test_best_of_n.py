@@ -61,7 +61,7 @@ def test_the_kl_of_best_of_n_refuses_what_is_none() -> None:
             best_of_n_kl_given([-1.0, bad], 4)
     with pytest.raises(DataError, match=r"\(2, 3\) and log-probabilities \(2, 4\)"):
         best_of_n_kl(np.zeros((2, 3)), np.zeros((2, 4)), 2)
-    with pytest.raises(DataError, match="draw at least 4"):
+    with pytest.raises(DataError, match="it needs at least 4"):
         best_of_n_kl(np.zeros((2, 3)), np.zeros((2, 3)), 4)
     with pytest.raises(ConfigError, match="N = 0"):
         best_of_n_kl_bound(0)

@@ -1,6 +1,7 @@
 """Toy units of work, which know no language model: what is done, done again, continued, refused and stopped."""
 
 import io
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,9 @@ from infalign.pipeline.workers import Workers
 
 
 def write(path: Path, text: str, *, on_progress: OnProgress) -> Summary:
-    """Write a file and report its length."""
+    """Write a file and report its length, as if each letter were a step."""
     path.write_text(text)
-    return {"length": len(text)}
+    return {"length": len(text), "history": [{"step": step} for step in range(1, len(text) + 1)]}
 
 
 def join(paths: Sequence[Path], output: Path, *, on_progress: OnProgress) -> Summary:
@@ -101,6 +102,10 @@ def test_units_are_done_once_and_then_only_what_a_change_affects(tmp_path: Path,
     assert run(tmp_path, toys(tmp_path), processes=processes) == []
     assert run(tmp_path, toys(tmp_path, last="c"), processes=processes) == ["join", "text-last"]
     assert (tmp_path / "joined").read_text() == "ac"
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    join = [line for line in lines if (line["stage"], line["unit"]) == ("joins", "join")]
+    assert [line.get("step", line.get("length")) for line in join] == [1, 2, 2]
+    assert {line["unit"] for line in lines if "seconds" in line} == set(records(tmp_path))
 
 
 def test_a_larger_extent_keeps_what_is_there(tmp_path: Path) -> None:
@@ -137,7 +142,7 @@ def test_a_changed_output_is_refused_and_a_removed_one_made_again(tmp_path: Path
     """An output that differs from its record is an error, a missing one is work to do."""
     run(tmp_path, toys(tmp_path))
     (tmp_path / "first").write_text("changed")
-    with pytest.raises(DataError, match="not what text-first made"):
+    with pytest.raises(DataError, match="no longer what text-first made"):
         run(tmp_path, toys(tmp_path))
     (tmp_path / "first").unlink()
     assert run(tmp_path, toys(tmp_path)) == ["join", "text-first"]

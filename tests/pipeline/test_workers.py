@@ -113,9 +113,9 @@ def test_with_one_process_everything_runs_here_in_order(tmp_path: Path) -> None:
     [
         ("ours", ConfigError, "the recipe is wrong"),
         ("several arguments", DataError, "x.jsonl row 7 is wrong"),
-        ("another's", InfalignError, "job failed unexpectedly: KeyError: 'key'; run again with --debug to see where"),
+        ("another's", InfalignError, "job failed unexpectedly: KeyError: 'key'; rerun with --debug to see where"),
         ("not picklable", InfalignError, "job failed unexpectedly: ValueError: ('a"),
-        ("library", ConfigError, "job needs a library that is missing (No module named 'x'); pip install"),
+        ("library", ConfigError, "job needs a library that is not installed (No module named 'x'); pip install"),
     ],
 )
 def test_an_error_of_a_job_is_raised_here(processes: int, kind: str, error: type[InfalignError], said: str) -> None:

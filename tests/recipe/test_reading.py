@@ -44,7 +44,7 @@ def test_every_recipe_that_comes_along_is_valid(recipe: Path) -> None:
         ("rollout.kk=3", "unknown key `rollout.kk`; did you mean `k`?"),
         ("policies.aware.fit.lora.rnk=3", "unknown key `policies.aware.fit.lora.rnk`; did you mean `rank`?"),
         ("policies.fit={beta: 1, sovler: rloo}", "unknown key `policies.fit.sovler`; did you mean `solver`?"),
-        ("compute.xyz=1", "unknown key `compute.xyz`; known here: device, dtype, processes, threads"),
+        ("compute.xyz=1", "unknown key `compute.xyz`; known keys: device, dtype, processes, threads"),
         ("rollout.engine={kind: server, comand: x}", "unknown key `rollout.engine.comand`; did you mean `command`?"),
         ("rollout.engine={command: x}", "`rollout.engine`: command is for the engine server, found shared-prefix"),
         ("policies.plain.n=4", "`policies.plain`: n is for the solver bon-sft or bonbon, found qrpo"),
@@ -61,28 +61,28 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
     [
         ("rollout.k=many", "`rollout.k`: Input should be a valid integer"),
         ("rollout.k=1", "`rollout.k`: Input should be greater than or equal to 2, found 1"),
-        (f"policy.fit.batch_size={2**64}", "`policy.fit.batch_size`: a whole number of more than 64 bits"),
-        ("policy.fit.epochs=true", "`policy.fit.epochs`: it is no switch, found True"),
+        (f"policy.fit.batch_size={2**64}", "`policy.fit.batch_size`: must be a whole number of at most 64 bits"),
+        ("policy.fit.epochs=true", "`policy.fit.epochs`: must be true or false, found True"),
         ("policy.fit.learning_rate=.nan", "`policy.fit.learning_rate`: Input should be a finite number, found nan"),
         ("data=[]", "`data` takes settings: folder, sources"),
         ("run_dir=''", "`run_dir`: String should have at least 1 character"),
-        ('run_dir="a\\0"', "`run_dir`: text with NUL or half a surrogate pair cannot be stored, found 'a\\x00'"),
+        ('run_dir="a\\0"', "`run_dir`: text with NUL or half a surrogate pair cannot be stored; found 'a\\x00'"),
         (f"policies.{'a' * 101}={{beta: 1}}", f"`policies.{'a' * 101}`: String should have at most 100 characters"),
-        ("policies={../x: {beta: 1}}", "`policies.../x`: a name has letters, digits, - and _ only"),
+        ("policies={../x: {beta: 1}}", "`policies.../x`: a name can contain letters, digits, - and _ only"),
         ("policy.scratch.context=50", "data.max_prompt_tokens + rollout.max_new_tokens is 192"),
         ("policies.aware.transform=square", "`policies.aware.transform`: unknown transformation 'square'"),
         ("policies.aware.transform=exp:1000", "`policies.aware.transform`: exp:t needs a finite t"),
         ("policies.aware.kl_budget=800", "`policies.aware`: exp:10 cannot reach a KL of 800 nats"),
         ("policies.aware.beta=1", "`policies.aware`: give exactly one of kl_budget, beta"),
-        ("policies.judge={beta: 1}", "a policy cannot be called judge"),
+        ("policies.judge={beta: 1}", "a policy cannot be named judge"),
         ("evaluate.max_n=9", "`evaluate`: Best-of-9 cannot be estimated from 8 samples"),
-        ("procedure=best-of-5", "evaluate.max_n is 4, below the N of best-of-5"),
+        ("procedure=best-of-5", "evaluate.max_n (4) must be at least the N of best-of-5"),
         ("evaluate.rewind=rewind:0.85:4", "`evaluate`: rewind:0.85:4 needs 12 samples, found 8"),
         ("procedure=rewind:0.5:4", "evaluate.rewind is rewind:0.75:4; it must be the procedure, rewind:0.5:4"),
         ("procedure=top-2-of-200", "evaluate.samples: top-2-of-200 cannot be estimated from"),
         (
             "data.sources=[{world: 3, limit: 2}]",
-            "`data.sources.0`: limit is for rows that are read; world and sums say",
+            "`data.sources.0`: limit is for sources that are read; world and sums take",
         ),
         ("data.sources=[{path: x, data_dir: y}]", "unknown key `data.sources.0.data_dir`"),
         ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, hub, world"),
@@ -90,7 +90,7 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
             "rollout.engine={kind: server, command: 'vllm \"serve'}",
             "`rollout.engine.command`: No closing quotation",
         ),
-        ("reward={}", "`reward`: a reward model that is no `function` and no ready `model` needs `fit`"),
+        ("reward={}", "`reward`: a reward model needs `fit` or `head` unless it is a `function`"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_its_place(path: str, override: str, said: str) -> None:
@@ -155,7 +155,7 @@ def test_set_changes_one_of_the_places_of_a_yaml_alias(tmp_path: Path) -> None:
     ("override", "said"),
     [
         ("rollout.k", "--set takes key=value, found 'rollout.k'"),
-        ("data.sources.world=3", "--set data.sources.world: data.sources is a list of 1; use its number"),
+        ("data.sources.world=3", "--set data.sources.world: data.sources is a list of 1; use a number"),
         (f"data.sources.{'9' * 5000}.world=3", f"--set data.sources.{'9' * 5000}.world: data.sources is a list of 1"),
         (
             "rollout={k: 3, k: 4}",
@@ -177,14 +177,14 @@ def test_an_override_that_fits_nowhere_is_refused(path: str, override: str, said
     [
         (b"run_dir: [", "is not valid YAML"),
         (b"\xff\xfe\xff", "is not valid YAML"),
-        (b"", "holds no settings"),
+        (b"", "has no settings"),
         (b"1: 2", "unknown key `1`"),
         (b"a: 1\nb: {c: 1, 'c': 2}", 'line 2: while constructing a mapping found duplicate key "c"'),
         (b"a:\n\tb: 1", "line 2: while scanning for the next token found character '\\t'"),
         (b"a: !!int ''", "is not valid YAML"),
-        (b"a: &a {b: *a}", "line 1: an alias stands inside of what it repeats"),
+        (b"a: &a {b: *a}", "line 1: an alias is inside the value that it repeats"),
         (b"a: &a [x]\n" + b"".join(b"%c: &%c [%s]\n" % (c, c, b"*%c, " % (c - 1) * 9) for c in b"bcdefghi"), "100,000"),
-        (b"a: x" * 40_000, "is no recipe: it has more than 100,000 bytes"),
+        (b"a: x" * 40_000, "is not a recipe: it has more than 100,000 bytes"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
@@ -211,7 +211,7 @@ def test_a_word_is_a_recipe_that_comes_along_and_all_else_a_path(
 @pytest.mark.parametrize("name", ["absent.yaml", "."])
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
     """A recipe that is not there, or is a folder, says so."""
-    assert "cannot be read" in problem(tmp_path / name)
+    assert "cannot read the recipe" in problem(tmp_path / name)
 
 
 NEW: dict[str, Any] = {"scratch": {}, "fit": {}}

@@ -55,7 +55,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
     assert out == (
         "policies.NAME.kl_budget\n"
         "  number ≥ 1e-20; default none; of qrpo, resample, ipo, rloo, ppo, grpo, maxk, bond\n"
-        "  nats per response; the theory gives β\n"
+        "  nats per response; β follows from theory\n"
     )
     _, out, _ = main("recipes", "--explain", "data.sources.3")
     assert [line for line in out.splitlines() if not line.startswith(" ")][:2] == [
@@ -76,7 +76,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
         ("learning_rate", "did you mean policy.fit.learning_rate?"),
         (
             "policies.aware.fit.lr",
-            "the key policies.aware.fit.lr; did you mean policies.NAME.fit.learning_rate?",
+            "recipe key policies.aware.fit.lr; did you mean policies.NAME.fit.learning_rate?",
         ),
         ("fit.lr", "did you mean policy.fit.learning_rate?"),
         ("rollout.kk", "did you mean rollout.k?"),

@@ -44,7 +44,7 @@ def test_a_first_recipe_runs_as_the_command_says(main: Any, project: Path) -> No
     """From own rows, a model's folder and a reward in a file to the report, with what ``init`` says comes next."""
     code, out, err = main("init", "--data", "rows.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")
     assert (code, err) == (0, "")
-    assert out == "recipe.yaml is written. Next:\n  infalign run recipe.yaml --dry-run\n  infalign run recipe.yaml\n"
+    assert out == "Wrote recipe.yaml. Next:\n  infalign run recipe.yaml --dry-run\n  infalign run recipe.yaml\n"
     assert main("run", "recipe.yaml", "--dry-run")[0] == 0
     small = [
         "rollout={prompts: 16, k: 6, max_new_tokens: 8}",
@@ -128,8 +128,8 @@ def test_any_file_name_makes_a_recipe(main: Any, project: Path) -> None:
         (["--data", "data/absent.jsonl", "--policy", "scratch"], "data/absent.jsonl does not exist"),
         (["--data", "world", "--policy", "scratch", "--procedure", "best"], "unknown procedure 'best'"),
         (["--data", "world", "--policy", "scratch", "--kl-budget", "0"], "KL"),
-        (["--data", "world", "--policy", "scratch", "--out", "no/where.yaml"], "there is no folder no"),
-        (["--data", "world", "--policy", "scratch", "--out", "my_reward.py"], "my_reward.py is there already"),
+        (["--data", "world", "--policy", "scratch", "--out", "no/where.yaml"], "the folder no does not exist"),
+        (["--data", "world", "--policy", "scratch", "--out", "my_reward.py"], "my_reward.py already exists"),
     ],
 )
 def test_an_answer_that_cannot_be_writes_nothing(main: Any, project: Path, words: list[str], said: str) -> None:

@@ -58,16 +58,16 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
         ("sft", {"history": history(99, 1.0, 9.0), "loss": 9.0}, {"loss": 1.0}, "from 1 to 9; lower its fit.learning"),
         ("sft", {"rows": 9, "rows_rendered_otherwise": 3}, {"rows_rendered_otherwise": 0}, "renders 3 of 9 responses"),
         ("train-aware", {"overfitted": True}, {"overfitted": False}, "lower its fit.learning_rate"),
-        ("reward", {"test_accuracy": {"low": 0.5}}, {"test_accuracy": {"low": 0.51}}, "no better than a coin; .*pairs"),
+        ("reward", {"test_accuracy": {"low": 0.5}}, {"test_accuracy": {"low": 0.51}}, "better than chance; .*pairs"),
         ("rank-model", {"rank_correlation": {"low": 0.0}}, {"rank_correlation": {"low": 0.1}}, "raise rollout.prompts"),
-        ("data", {"with_tools": 3}, {"with_tools": 0}, "3 rows with tools, .* let a function reward them"),
+        ("data", {"with_tools": 3}, {"with_tools": 0}, "3 rows with tools; .* use a reward function"),
         ("calibrate", {"prompts": 8, "degenerate_prompts": 5}, {"degenerate_prompts": 4}, "5 of 8 .* raise rollout.k"),
-        ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the 1 it is to spend; raise .*epochs"),
+        ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the budget of 1; raise .*epochs"),
         (
             "evaluate.train-online",
             {"kl": 0.56},
             {"kl": 0.54},
-            "112.0% of the 0.5 it is to spend; lower its fit.learning",
+            "112.0% of the budget of 0.5; lower its fit.learning",
         ),
     ],
 )
@@ -115,15 +115,19 @@ def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
 @pytest.mark.parametrize(
     ("unit", "summary", "words"),
     [
-        ("evaluate-guided", {"kl": 0.85}, "85.0% of the 1 it is to spend; raise rollout.prompts, a tenth of"),
+        ("evaluate-guided", {"kl": 0.85}, "85.0% of the budget of 1; raise rollout.prompts: a tenth of"),
         ("evaluate-student", {"kl": 0.85}, "raise its fit.epochs or fit.learning_rate, if guided spends its own"),
-        ("evaluate-online", {"kl": 0.44}, "88.0% of the 0.5 it is to spend; raise its fit.epochs or fit.learning_rate"),
+        ("evaluate-online", {"kl": 0.44}, "88.0% of the budget of 0.5; raise its fit.epochs or fit.learning_rate"),
         (
             "train-guided",
             {"guide_kl": 0.3, "guide_scale": 4.0},
-            "0.3 nats of 1 at 4 times its strength, the most .*; raise",
+            "0.3 nats of 1 at 4 times its trained strength, the most .*; raise",
         ),
-        ("train-guided", {"guide_kl": 1.2, "guide_scale": 0.25}, "at 0.25 times its strength, the least .*; lower"),
+        (
+            "train-guided",
+            {"guide_kl": 1.2, "guide_scale": 0.25},
+            "at 0.25 times its trained strength, the least .*; lower",
+        ),
     ],
 )
 def test_who_misses_the_budget_is_told_its_own_knob(
@@ -149,15 +153,15 @@ def test_fewer_prompts_than_asked_for_are_said(recipe: Recipe) -> None:
     assert findings(recipe, record("data", there)) == []
     (found,) = findings(recipe, record("data", there | {"test_prompts": 5}))
     assert found.said == (
-        "5 of the 6 prompts of evaluate.prompts: the data has no more beside those that are too long "
+        "only 5 of the 6 prompts of evaluate.prompts: the data has no more; the others are too long "
         "(data.max_prompt_tokens)"
     )
     (found,) = findings(
         recipe, record("data", there | {"train_prompts": 9, "test_prompts": 5, "test_prompts_too_long": 0})
     )
     assert found.said == (
-        "9 of the 12 prompts of rollout.prompts, 5 of the 6 prompts of evaluate.prompts: the data has no more beside "
-        "those that are the judge's (data.judge_fraction)"
+        "only 9 of the 12 prompts of rollout.prompts, 5 of the 6 prompts of evaluate.prompts: the data has no more; "
+        "the others are reserved for the judge (data.judge_fraction)"
     )
     alone = recipe.model_copy(update={"judge": None})
     (found,) = findings(alone, record("data", there | {"train_prompts": 9}))

@@ -49,11 +49,11 @@ def test_report_shows_the_numbers_of_results_json_with_their_intervals(run):
                 assert share(policy["win_rates"][judge][procedure]) in text
 
 
-def test_what_speaks_against_the_results_comes_before_them(run):
-    """It stands in words before the verdict, units that share it together."""
+def test_warnings_come_before_figures_and_tables(run):
+    """They follow the recommendation, units that share one together."""
     page = html_of(run[1])
-    said = "train-aware, train-plain: the training had 5 optimizer steps"
-    assert 0 < page.index(said) < page.index('<section class="verdict"')
+    said = "train-aware, train-plain: the training had only 5 optimizer steps"
+    assert page.index("Recommended: ") < page.index(said) < page.index("<figure") < page.index("<table")
 
 
 def test_policies_that_follow_the_law_know_the_ranks(run):
@@ -102,8 +102,8 @@ def test_a_rewinding_procedure_serves_the_first_example_above_the_quantile(tmp_p
             assert model["responses"][0]["rewards"]["reward"] == drawn[place]
     assert len(places) > 2
     report(recipe, tmp_path)
-    assert "Before you read on" not in html_of(tmp_path)
-    assert "8 draws at most, and serve it, or the best where none does." in html_of(tmp_path)
+    assert 'class="findings"' not in html_of(tmp_path)
+    assert "at most 8 times, and serve that sample, or the best if none reaches it." in html_of(tmp_path)
 
 
 def test_units_that_left_the_recipe_are_not_of_it(run):

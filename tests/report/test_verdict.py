@@ -22,8 +22,8 @@ from infalign.report.tables import comparison_rows
 from infalign.report.verdict_text import knowledge, verdict
 from infalign.theory.law import law_at_kl
 
-AGREEING = "whose ranks within prompts agree with the gold at"
-PROMISED = "where theory promises 85.0%"
+AGREEING = "the ranks of this one agree with the gold reward at"
+PROMISED = "theory allows 85.0%"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ PROMISED = "where theory promises 85.0%"
     [
         (0.01, 0.03, "beats identity (rloo) by +2.0 points (+1.0 to +3.0)."),
         (-0.03, -0.01, "loses to identity (rloo) by −2.0 points (−3.0 to −1.0)."),
-        (-0.01, 0.03, "cannot be told from identity (rloo), +1.0 points (−1.0 to +3.0)."),
+        (-0.01, 0.03, "is not significantly different from identity (rloo), +1.0 points (−1.0 to +3.0)."),
     ],
 )
 def test_verdict_on_the_training_follows_the_interval(run, low, high, said):
@@ -47,25 +47,29 @@ def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
     results = read_results(run[1])
     for name, wins in (("aware", 0.6), ("plain", 0.7)):
         results["policies"][name]["win_rates"]["judge"]["best-of-4"] = around(wins)
-    assert verdict(results)[0].startswith("Ship plain: by the judge it wins 70.0% (68.0–72.0) of pairs")
-    assert "Within that interval too" not in verdict(results)[0]
+    assert verdict(results)[0].startswith(
+        "Recommended: plain. Its best-of-4 win rate against the reference is 70.0% (68.0–72.0) by the judge"
+    )
+    assert "Not significantly lower" not in " ".join(verdict(results))
     results["policies"]["aware"]["win_rates"]["judge"]["best-of-4"] = around(0.69)
     results["policies"]["aware"]["kl"] = around(0.2)
-    level = "Within that interval too: aware with 69.0% (67.0–71.0) for 0.20 (0.18–0.22) nats, 40% of its budget."
-    assert verdict(results)[0].endswith(level)
+    level = "Not significantly lower: aware with 69.0% (67.0–71.0) at 0.20 (0.18–0.22) nats (40% of its budget)."
+    assert verdict(results)[1].startswith(level)
     for policy in results["policies"].values():
         policy["win_rates"]["judge"]["best-of-4"] = around(0.51)
-    assert verdict(results)[0].startswith("Keep the reference: by the judge no policy is sure to beat it.")
+    assert verdict(results)[0].startswith(
+        "Recommended: keep the reference. By the judge, no policy is significantly better"
+    )
 
 
 @pytest.mark.parametrize(
     ("wins", "said"),
     [
-        ([0.6, 0.65, 0.7, 0.68, 0.66], "largest at N = 3, 70.0% (68.0–72.0); at N = 5 66.0% (64.0–68.0)."),
-        ([0.6, 0.61, 0.62, 0.63, 0.64], "largest at N = 5, 64.0% (62.0–66.0), the most that was measured."),
+        ([0.6, 0.65, 0.7, 0.68, 0.66], "largest at N = 3: 70.0% (68.0–72.0); at N = 5 66.0% (64.0–68.0)."),
+        ([0.6, 0.61, 0.62, 0.63, 0.64], "largest at N = 5: 64.0% (62.0–66.0), the largest N measured."),
         (
             [0.6, 0.55, 0.53, 0.51, 0.49],
-            "largest at N = 1, 60.0% (58.0–62.0); at N = 5 49.0% (47.0–51.0); from N = 4 on it may be gone.",
+            "largest at N = 1: 60.0% (58.0–62.0); at N = 5 49.0% (47.0–51.0); from N = 4 on it is not significant.",
         ),
     ],
 )
@@ -81,13 +85,27 @@ def test_verdict_says_for_which_n_it_pays(run, wins, said):
 @pytest.mark.parametrize(
     ("spent", "theory", "by_reward", "by_judge", "by_gold", "cure"),
     [
-        (0.3, None, 0.7, 0.7, 0.7, "the rest of the kl_budget, of which 60% is spent"),
-        (0.5, None, 0.7, 0.7, 0.7, "a larger kl_budget, with the same rollouts"),
-        (None, None, 0.51, 0.51, 0.51, "more rollout.prompts"),
-        (None, 0.85, 0.9, 0.7, 0.5, f"a better reward model than this, {AGREEING}"),
-        (None, 0.85, 0.7, 0.7, 0.6, f"more rollout.prompts: by the reward it wins 70.0% (68.0–72.0) {PROMISED}"),
-        (None, 0.85, 0.84, 0.7, 0.6, "a larger kl_budget"),
-        (None, 0.85, 0.51, 0.7, 0.5, f"more rollout.prompts: by the reward it wins 51.0% (49.0–53.0) {PROMISED}"),
+        (0.3, None, 0.7, 0.7, 0.7, "spend the other 40% of kl_budget"),
+        (0.5, None, 0.7, 0.7, 0.7, "raise kl_budget, with the same rollouts"),
+        (None, None, 0.51, 0.51, 0.51, "raise rollout.prompts"),
+        (None, 0.85, 0.9, 0.7, 0.5, f"lower kl_budget, or use a better reward model; {AGREEING}"),
+        (
+            None,
+            0.85,
+            0.7,
+            0.7,
+            0.6,
+            f"raise rollout.prompts. The win rate by the reward is 70.0% (68.0–72.0); {PROMISED}",
+        ),
+        (None, 0.85, 0.84, 0.7, 0.6, "raise kl_budget"),
+        (
+            None,
+            0.85,
+            0.51,
+            0.7,
+            0.5,
+            f"raise rollout.prompts. The win rate by the reward is 51.0% (49.0–53.0); {PROMISED}",
+        ),
     ],
 )
 def test_verdict_names_what_limits_the_policy(run, spent, theory, by_reward, by_judge, by_gold, cure):
@@ -98,7 +116,7 @@ def test_verdict_names_what_limits_the_policy(run, spent, theory, by_reward, by_
         policy["kl"] = around(spent) if spent else policy["kl"]
         for judge, share_won in (("reward", by_reward), ("judge", by_judge), ("gold", by_gold)):
             policy["win_rates"][judge] = dict.fromkeys(policy["win_rates"][judge], around(share_won))
-    assert f"Next: {cure}" in verdict(results)[-1]
+    assert f"To improve: {cure}" in verdict(results)[-1]
     assert theory or "theory" not in verdict(results)[-1]
 
 
@@ -129,7 +147,7 @@ def test_a_student_that_spends_far_less_does_not_bring_the_others_down(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("spent", "said"), [(0.57, r"brought down from 0\.5\d nats"), (2.0, r"not compared: at least \d\.\d\d nats")]
+    ("spent", "said"), [(0.57, r"extrapolated from 0\.5\d nats"), (2.0, r"not compared: at least \d\.\d\d nats")]
 )
 def test_a_method_that_spent_more_is_brought_down_or_not_compared(tmp_path, spent, said):
     """Table, terminal and verdict say the same of it: it has a win rate and a star, or neither."""
@@ -138,7 +156,7 @@ def test_a_method_that_spent_more_is_brought_down_or_not_compared(tmp_path, spen
     rows, shown = comparison_rows(read_results(tmp_path)), printed(tmp_path, 120)
     row, compared = next(row for row in rows if row["method"] == "exp:10 (qrpo)"), spent < 1
     assert re.fullmatch(said, row["outside"])
-    assert (row["wins"] != "–") == compared == ("exp:10 (qrpo) *" in shown) == ("is brought down to this KL" in shown)
+    assert (row["wins"] != "–") == compared == ("exp:10 (qrpo) *" in shown) == ("extrapolated down to this KL" in shown)
     assert ("exp:10 (qrpo) is not compared" in shown) == (not compared)
 
 
@@ -168,7 +186,7 @@ def test_table_fits_the_terminal(run):
 def test_the_terminal_says_how_well_policies_know_ranks(run):
     """Each with its interval, or nothing."""
     rho = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    said = ["The policies know the final rank with ρ = 0.50 (0.40–0.60) (aware)."]
+    said = ["Correlation ρ between what the policies know and the true rank: 0.50 (0.40–0.60) (aware)."]
     assert knowledge({"knowledge": {"aware": {"rho": rho}}}) == said
     assert knowledge({"knowledge": {}}) == []
     (said,) = knowledge(read_results(run[1]))
@@ -192,9 +210,11 @@ def checked(aware: float, ahead: float) -> dict:
 def test_a_checkers_verdict_is_in_pass_at_k():
     """It names the policy with the largest pass@k as served, its lead over each other, and where it is behind."""
     first, over, by_k, _ = verdict(checked(0.5, 0.1))
-    assert first.startswith("Use aware: pass@2 is 50.0% (48.0–52.0) for aware and 40.0% (38.0–42.0) for the reference.")
-    assert over == "It leads by +3.0 points (+1.0 to +5.0) over raw, which spent 0.10 nats."
-    assert by_k.startswith("It leads the reference by −5.0 points (−7.0 to −3.0) at pass@1, most at pass@2")
-    assert by_k.endswith("It is behind at k = 1.")
+    assert first.startswith(
+        "Recommended: aware. pass@2 is 50.0% (48.0–52.0) for aware and 40.0% (38.0–42.0) for the reference, at"
+    )
+    assert over == "It leads by +3.0 points (+1.0 to +5.0) over raw, at 0.10 nats."
+    assert by_k.startswith("Its lead over the reference is −5.0 points (−7.0 to −3.0) at pass@1, ")
+    assert by_k.endswith("It is significantly lower at k = 1.")
     (kept,) = verdict(checked(0.5, 0.01))
-    assert kept.startswith("Keep the reference: no policy is sure to beat it. pass@2 is 50.0%")
+    assert kept.startswith("Recommended: keep the reference. No policy is significantly better: pass@2 is 50.0%")

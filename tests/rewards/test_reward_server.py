@@ -58,7 +58,7 @@ def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(
     reward = RemoteReward(server.url, tokenizer, batch=4, in_flight=1)
     server.script = [503]
     assert score(reward, ASKED, SAID, name="reward").tolist() == gold(ASKED, SAID)
-    said = rf"{server.url}: status 503: .*; again in 0 s, for 60 s more"
+    said = rf"{server.url}: status 503: .*; retrying in 0 s, for another 60 s"
     assert [re.fullmatch(said, record.getMessage()) is not None for record in caplog.records] == [True]
     assert [len(body["query"]) for body in server.bodies] == [4, 4, 4, 1]
     assert server.bodies[3] == {
@@ -77,7 +77,7 @@ def test_a_refusal_is_an_error_at_once_and_hides_the_key(
     monkeypatch.setenv("REWARD_KEY", "secret")
     server.script = [status]
     reward = RemoteReward(server.url, tokenizer, api_key_env="REWARD_KEY")
-    with pytest.raises(ConfigError, match=rf"refused the request with status {status}: .*bad key \*\*\* x+$") as caught:
+    with pytest.raises(ConfigError, match=rf"refused the request: status {status}: .*bad key \*\*\* x+$") as caught:
         reward(ASKED, SAID)
     assert "secret" not in str(caught.value)
     assert len(str(caught.value).partition(f"{status}: ")[2]) == 300
@@ -215,7 +215,7 @@ def test_a_server_must_still_give_the_rewards_it_gave(
     if same:
         check_unchanged(named, shards)
     else:
-        with pytest.raises(DataError, match=r"now gives .* where it gave .*not the reward that scored before"):
+        with pytest.raises(DataError, match=r"now returns .* instead of .*not the reward that scored before"):
             check_unchanged(named, shards)
     assert [len(body["query"]) for body in server.bodies] == [3]  # the first shard has no fourth row
 
@@ -226,12 +226,12 @@ def test_a_server_must_still_give_the_rewards_it_gave(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"url": "localhost:5000"}, "starts with http"),
-        ({"url": "ftp://host/x"}, "starts with http"),
+        ({"url": "localhost:5000"}, "must start with http"),
+        ({"url": "ftp://host/x"}, "must start with http"),
         ({"url": "ftp://me:secret@host/x"}, "use api_key_env"),
         ({"url": "http://host", "function": "a:b"}, "not both"),
         ({"url": "http://host", "model": "someone/model"}, "a `url` is used as it is"),
-        ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env is for a `url`"),
+        ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env requires a `url`"),
     ],
 )
 def test_a_source_says_one_thing(source: dict[str, str], message: str) -> None:

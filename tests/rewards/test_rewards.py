@@ -168,7 +168,9 @@ def test_a_bidirectional_classifier_does_not_see_padding():
 
 def test_rows_that_are_too_long_name_their_prompt(classifier):
     """A row beyond the model's context is refused with its prompt's id and both lengths, never cut."""
-    with pytest.raises(DataError, match=rf"prompt {prompt_id(PROMPTS[0])}: .* has 525 tokens and .* reads 256;"):
+    with pytest.raises(
+        DataError, match=rf"prompt {prompt_id(PROMPTS[0])}: .* has 525 tokens, but .* accepts at most 256;"
+    ):
         classifier(PROMPTS, [*["x" * 500], *RESPONSES[1:]])
     with pytest.raises(DataError, match=r"prompt \w+: 20,000,002 bytes are more than a context of 256 tokens"):
         classifier(PROMPTS[:1], ["x" * 20_000_000])
@@ -187,7 +189,7 @@ def test_rewards_in_bfloat16_stay_apart():
 def test_only_a_folder_with_a_reward_model_is_loaded(classifier, tmp_path):
     """With its rewards, by the configuration alone where that says it, or when loaded: a random head never rewards."""
     folder = tmp_path / "reward"
-    with pytest.raises(ConfigError, match="reward: there is no such folder"):
+    with pytest.raises(ConfigError, match="reward: the folder does not exist"):
         ClassifierReward.load(folder)
     tiny_classifier().save_pretrained(folder)
     with pytest.raises(ConfigError, match="reward"):
@@ -203,12 +205,12 @@ def test_only_a_folder_with_a_reward_model_is_loaded(classifier, tmp_path):
     tiny_classifier(num_labels=2).save_pretrained(folder)
     with pytest.raises(ConfigError, match="reward has 2 outputs"):
         check_classifier(folder)
-    with pytest.raises(ConfigError, match="has 2 outputs; a reward model has one"):
+    with pytest.raises(ConfigError, match="has 2 outputs; a reward model must have one"):
         ClassifierReward.load(folder)
     LlamaForCausalLM(tiny_config()).save_pretrained(folder)
-    with pytest.raises(ConfigError, match="reward holds LlamaForCausalLM, no sequence classifier; give it fit"):
+    with pytest.raises(ConfigError, match="reward is LlamaForCausalLM, not a sequence classifier; give it fit"):
         check_classifier(folder)
-    with pytest.raises(ConfigError, match=r"no trained classifier .* lacks weights .* score.weight"):
+    with pytest.raises(ConfigError, match=r"not a trained classifier .* lacks weights .* score.weight"):
         ClassifierReward.load(folder)
 
 

@@ -55,7 +55,7 @@ def test_a_prompt_without_rewards_is_left_out_and_not_asked_for_again(tmp_path: 
     again = score_to(tmp_path, named(lambda responses: 1 / 0), ROWS, on_progress=lambda *_: None)
     np.testing.assert_array_equal(again, expected)
     check_unchanged(named(right), [shard])
-    with pytest.raises(DataError, match="now gives 7 where it gave nan"):
+    with pytest.raises(DataError, match="now returns 7 instead of nan"):
         check_unchanged(named(lambda responses: [7.0] * len(responses)), [shard])
 
 
@@ -78,9 +78,9 @@ def test_a_response_that_the_reference_gave_too_ties_with_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([None, 1, 1, 0, 1, 0], r"None for 1 of the 2 responses to prompt \w+, the first in row 0; None for all of"),
+        ([None, 1, 1, 0, 1, 0], r"None for 1 of the 2 responses to prompt \w+, first in row 0; return None for all"),
         ([1, 0, 1, 0, 1], r"returned 5 rewards for the 6 responses of rows 0 to 5 \(first prompt \w+\)"),
-        ([1, 0, math.nan, 0, 1, 0], r"row 2 \(prompt \w+\): found nan; a rank needs finite rewards"),
+        ([1, 0, math.nan, 0, 1, 0], r"row 2 \(prompt \w+\): found nan; rewards must be finite"),
         ([1, 0, "1", 0, 1, 0], r"row 2 \(prompt \w+\): found a str; return a number for every response"),
         ([1, 0, True, 0, 1, 0], r"row 2 \(prompt \w+\): found a bool"),
     ],
@@ -102,9 +102,12 @@ def test_what_is_no_reward_is_refused_with_its_row(tmp_path: Path, values: Seque
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"solution": "1"}] * 6, "needs the column answer, which every row lacks; there are solution$"),
+        ([{"solution": "1"}] * 6, "needs the column answer, which is missing in every row; there are solution$"),
         ([{"Answers": "1"}] * 6, r"every row lacks; there are Answers; did you mean Answers\?"),
-        ([{"answer": "1"}] * 4 + [{}] * 2, r"which 2 of 6 rows lack, first row 4 \('2 \+ 2\?'\); there are no columns"),
+        (
+            [{"answer": "1"}] * 4 + [{}] * 2,
+            r"which is missing in 2 of 6 rows, first in row 4 \('2 \+ 2\?'\); there are no columns",
+        ),
     ],
 )
 def test_an_answer_that_is_missing_or_named_otherwise_is_refused(rows: list[dict[str, str]], said: str) -> None:
@@ -129,15 +132,15 @@ def test_several_rewards_are_added_as_trl_adds_them(tmp_path: Path, monkeypatch:
     read = load_recipe(path, ["evaluate.truth=gold", "evaluate.threshold=0.5"]).reward
     assert read.functions == {f"{tmp_path / 'mine.py'}:one": 1.0, "infalign.world:gold": 0.5}
     assert isinstance(weighted_reward(read.functions), WeightedSum)
-    with pytest.raises(ConfigError, match=r"evaluate\.truth is gold, and the recipe has no gold"):
+    with pytest.raises(ConfigError, match=r"evaluate\.truth is gold, but the recipe has no gold"):
         load_recipe(path, ["gold=null", "evaluate.truth=gold"])
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"reasoning_gym": "chain_sum"}, "a task of reasoning_gym has a size"),
-        ({"path": "a.jsonl", "size": 5}, "a task of reasoning_gym has a size"),
+        ({"reasoning_gym": "chain_sum"}, "reasoning_gym requires size"),
+        ({"path": "a.jsonl", "size": 5}, "reasoning_gym requires size"),
         (
             {"reasoning_gym": "chain_sum", "size": 5, "path": "a.jsonl"},
             "exactly one of path, set, hub, world, ",
@@ -164,9 +167,9 @@ def test_questions_of_reasoning_gym_are_scored_by_their_own_checker() -> None:
         assert score(reward, prompts, responses, columns=columns, name="reward").tolist() == [expected] * 3
     for task, config, error in (
         ("chain_summ", {}, r"no task chain_summ; did you mean chain_sum\?"),
-        ("chain_sum", {"terms": 3}, "cannot make chain_sum with the config"),
-        ("chain_sum", {"min_terms": 9, "max_terms": 3}, "cannot make chain_sum with the config"),
-        ("arc_agi", {}, "checker of arc_agi needs more of a question than JSON keeps"),
+        ("chain_sum", {"terms": 3}, "cannot make chain_sum with config"),
+        ("chain_sum", {"min_terms": 9, "max_terms": 3}, "cannot make chain_sum with config"),
+        ("arc_agi", {}, "checker of arc_agi needs data that JSON cannot store"),
     ):
         with pytest.raises(ConfigError, match=error):
             next(task_rows(task, size=1, seed=0, config=config))

@@ -153,19 +153,19 @@ ENDED = {"finish_reason": "stop", "token_ids": [4, EOS]}
     ("fault", "message"),
     [
         ((400, {"error": "prompt too long"}), "refused the request.*prompt too long"),
-        ((200, {"result": 1}), "no OpenAI-compatible server"),
-        ((200, {"choices": []}), "returned 0 responses where 8"),
+        ((200, {"result": 1}), "not an OpenAI-compatible server"),
+        ((200, {"choices": []}), "returned 0 responses instead of 8"),
         ("no ids", "no token ids.*return_token_ids"),
-        ("equal", "8 equal responses.*generation-config vllm"),
+        ("equal", "8 identical responses.*generation-config vllm"),
         ('{"finish_reason": "stop", "token_ids": [4, 5]}', "after token 5, but .* EOS, 3"),
         ('{"finish_reason": "abort"}', "'abort'"),
-        ('{"prompt_token_ids": [9]}', "another prompt"),
-        ('{"finish_reason": "length", "token_ids": [4, 5]}', "cut a response off after 2 tokens where 12"),
-        (json.dumps({"finish_reason": "length", "token_ids": [4] * 13}), "after 13 tokens where 12"),
+        ('{"prompt_token_ids": [9]}', "a different prompt"),
+        ('{"finish_reason": "length", "token_ids": [4, 5]}', "cut a response off after 2 instead of 12 tokens"),
+        (json.dumps({"finish_reason": "length", "token_ids": [4] * 13}), "after 13 instead of 12 tokens"),
         (json.dumps(ENDED | {"logprobs": {"token_logprobs": [-1.0]}}), "1 log-prob.* for 2"),
-        ((200, b"[" * 100_000), "no OpenAI-compatible server"),
-        ('{"token_ids": ["4", "3"]}', "no OpenAI-compatible server"),
-        ('{"logprobs": {"token_logprobs": [null, null]}}', "no OpenAI-compatible server"),
+        ((200, b"[" * 100_000), "not an OpenAI-compatible server"),
+        ('{"token_ids": ["4", "3"]}', "not an OpenAI-compatible server"),
+        ('{"logprobs": {"token_logprobs": [null, null]}}', "not an OpenAI-compatible server"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_refused_at_once(server: RolloutServer, fault: Any, message: str) -> None:
@@ -180,7 +180,9 @@ def test_what_a_server_said_before_it_died_is_in_the_error(server: RolloutServer
     """The body of its 500 tells more than the connections that it resets afterwards; without seeds none is sent."""
     server.script = [(500, {"error": "EngineCore encountered an issue"}), "reset", "reset"]
     engine = ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), Sampling(4), seeded=False)
-    with pytest.raises(PartialError, match=r"first attempt gave status 500: .*EngineCore.*, the last attempt gave Re"):
+    with pytest.raises(
+        PartialError, match=r"first attempt failed with status 500: .*EngineCore.*, the last attempt failed with Re"
+    ):
         engine.sample(PROMPT, "p", range(2))
     assert "seed" not in server.bodies[0]
 

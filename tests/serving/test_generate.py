@@ -84,7 +84,7 @@ def test_a_checker_or_a_vote_chooses_the_answer(main: Any, trained_run: Path, tm
         assert (answer["draws"], answer["procedure"]) == (8, "majority-of-8")
         assert sizes.count(sizes[answer["served"]]) == max(map(sizes.count, sizes))
     code, _, err = main("generate", trained_run, "--prompt", PROMPTS[0], "--reward", f"{mine}:check")
-    assert (code, "needs the column answer, which every row lacks" in err) == (3, True)
+    assert (code, "needs the column answer, which is missing in every row" in err) == (3, True)
 
 
 def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, trained_run: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, trained_ru
     assert len(out.splitlines()) == 1 + record["answer"].count("\n")
     _, out, _ = main("generate", trained_run, "--prompt", PROMPTS[0], "--all")
     assert [line.split()[0] for line in out.splitlines() if line[:1].isdigit()] == ["1", "2", "3", "4"]
-    assert "served by best-of-4; draws: 4 of the policy" in out
+    assert "served by best-of-4; samples: 4 from the policy" in out
     assert all(letter.isprintable() or letter == "\n" for letter in out)
 
 
@@ -119,12 +119,12 @@ def test_policies_from_elsewhere_are_served(main: Any, trained_run: Path, tmp_pa
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--policy", "absent"], 2, "has no policy absent, and there is no such folder; it has reference, aware"),
+        (["--policy", "absent"], 2, "has no policy absent, and no such folder exists; it has reference, aware"),
         (["--procedure", "best"], 2, "unknown procedure 'best'"),
-        (["--procedure", "rewind:0.99:2"], 2, "32 rollouts per prompt do not show the quantile 0.99"),
+        (["--procedure", "rewind:0.99:2"], 2, "32 rollouts per prompt are too few for the quantile 0.99"),
         (["--input", "absent.txt"], 2, "give --prompt or --input, not both"),
         (["--prompt", " "], 3, "--prompt: the last turn of the prompt is empty"),
-        (["--engine-url", "http://127.0.0.1:9/?api_key=x"], 2, "--engine-url: a URL with api_key"),
+        (["--engine-url", "http://127.0.0.1:9/?api_key=x"], 2, "--engine-url: a URL must not contain api_key"),
     ],
 )
 def test_what_cannot_be_answered_is_said_in_one_sentence(
@@ -140,8 +140,8 @@ def test_what_cannot_be_answered_is_said_in_one_sentence(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("absent.txt", None, "absent.txt cannot be read: No such file"),
-        ("empty.txt", "\n", "empty.txt has no prompts; write one a line"),
+        ("absent.txt", None, "cannot read absent.txt: No such file"),
+        ("empty.txt", "\n", "empty.txt has no prompts; write one per line"),
         ("odd.jsonl", '{"text": "Hello"}\n', "odd.jsonl line 1: column prompt is missing"),
     ],
 )
@@ -154,4 +154,4 @@ def test_files_without_prompts_are_refused(
     code, _, err = main("generate", trained_run, "--input", tmp_path / name)
     assert (code, said in err) == (3, True)
     code, _, err = main("generate", tmp_path, "--prompt", "Hello")
-    assert (code, "is not the directory of a run" in err) == (2, True)
+    assert (code, "is not a run directory" in err) == (2, True)

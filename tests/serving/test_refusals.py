@@ -27,16 +27,21 @@ TURN = {"role": "user", "content": PROMPT}
     ("change", "status", "param", "said"),
     [
         ({"model": "gpt-4"}, 404, "model", "this server has aware"),
-        ({"model": "reference"}, 404, "model", "--policy NAME` serves the run's other policies: reference"),
+        ({"model": "reference"}, 404, "model", "--policy NAME` serves other policies of the run: reference"),
         ({"model": "aware:best-of-none"}, 404, "model", "unknown procedure 'best-of-none'"),
-        ({"model": "aware:best-of-2000"}, 400, "model", "1,024 are the most"),
+        ({"model": "aware:best-of-2000"}, 400, "model", "the limit is 1,024"),
         ({"model": "aware-best-of-2"}, 404, "model", "does not exist"),
-        ({"model": "aware:2nd-best-of-1000000000"}, 404, "model", "of at most 100,000 draws"),
-        ({"model": "aware:rewind:0.75:4", "max_tokens": 3}, 400, "model", "quantile of draws of 3 tokens at most"),
-        ({"model": "aware:rewind:0.99:2"}, 400, "model", "do not show the quantile 0.99"),
+        ({"model": "aware:2nd-best-of-1000000000"}, 404, "model", "at most 100,000 samples"),
+        (
+            {"model": "aware:rewind:0.75:4", "max_tokens": 3},
+            400,
+            "model",
+            "quantile is unknown for responses of at most 3 tokens",
+        ),
+        ({"model": "aware:rewind:0.99:2"}, 400, "model", "are too few for the quantile 0.99"),
         ({"temperature": 0.7}, 400, "temperature", "leave it out or set it to 1"),
-        ({"top_p": 0.9}, 400, "top_p", "is not served"),
-        ({"tools": [{"type": "function"}]}, 400, "tools", "calls no tools"),
+        ({"top_p": 0.9}, 400, "top_p", "is not supported"),
+        ({"tools": [{"type": "function"}]}, 400, "tools", "tools are not supported"),
         ({"stop": list("abcde")}, 400, "stop", "at most 4"),
         ({"extra_body": {"top_k": 5}}, 400, "top_k", "leave it out"),
         ({"n": 0}, 400, "n", "greater than or equal to 1"),
@@ -55,8 +60,8 @@ TURN = {"role": "user", "content": PROMPT}
         ({"messages": [TURN] * 300}, 400, "messages", "bytes are more than"),
         ({"messages": [TURN | {"content": None}]}, 400, "messages.0.content", "should be a valid string"),
         ({"messages": [{"content": PROMPT}]}, 400, "messages.0.role", "Field required"),
-        ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "with a text"),
-        ({"messages": [TURN | {"content": [{"text": {"a": 1}}]}]}, 400, "messages.0.content", "with a text"),
+        ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "only text parts"),
+        ({"messages": [TURN | {"content": [{"text": {"a": 1}}]}]}, 400, "messages.0.content", "only text parts"),
         ({"messages": [3]}, 400, "messages.0", "should be an object"),
     ],
 )
@@ -90,7 +95,7 @@ def test_a_prompt_that_is_too_long_for_the_base_is_refused(trained_run: Path, cl
         talk["content"] += "."
     short = {"messages": [talk], "max_tokens": 1}
     assert client.chat.completions.create(**asked() | short).choices
-    with pytest.raises(openai.BadRequestError, match="the base policy cannot show the quantile"):
+    with pytest.raises(openai.BadRequestError, match="the base policy's quantile is unknown"):
         client.chat.completions.create(**asked(model="aware:rewind:0.75:4") | short)
 
 

@@ -90,7 +90,7 @@ def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, toke
     with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
         token_for("0.0.0.0")
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret\n")
-    with pytest.raises(ConfigError, match="holds a line break") as refused:
+    with pytest.raises(ConfigError, match="contains a line break") as refused:
         token_for(host)
     assert "s3cret" not in str(refused.value)
 

@@ -64,12 +64,12 @@ def test_a_run_trains_on_what_wins_most_by_its_judge(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"judge": None}, "policies.aware: transform is judged, and the recipe has no judge; add one"),
+        ({"judge": None}, "policies.aware: transform is judged, but the recipe has no judge; add one"),
         (
             {"rollout": {"prompts": 32, "k": 7, "max_new_tokens": 12}},
-            "transform is judged, which needs a rollout.k of at least 8",
+            "transform is judged, which needs rollout.k of at least 8",
         ),
-        ({"procedure": "rewind:0.75:4"}, "is known for procedures by the rank, not rewind:0.75:4"),
+        ({"procedure": "rewind:0.75:4"}, "needs a procedure by rank, not rewind:0.75:4"),
     ],
 )
 def test_what_a_judge_cannot_tell_is_refused(changes: dict, said: str) -> None:
@@ -83,7 +83,7 @@ def test_it_is_an_optimum_at_a_kl() -> None:
     recipe = settings(Path("run"))
     del recipe["policies"]["aware"]["kl_budget"]
     recipe["policies"]["aware"]["beta"] = 0.1
-    with pytest.raises(ValueError, match="transform is judged, which is the optimum at a KL: give kl_budget, not beta"):
+    with pytest.raises(ValueError, match="transform is judged, the optimum at a KL; give kl_budget, not beta"):
         Recipe.model_validate(recipe)
-    with pytest.raises(ConfigError, match="is not known before a run has found it"):
+    with pytest.raises(ConfigError, match="is known only after the run has computed it"):
         Recipe.model_validate(settings(Path("run"))).policies["aware"].shaping(np.zeros(2), np.arange(4.0))

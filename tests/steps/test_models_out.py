@@ -105,7 +105,7 @@ def test_the_card_has_the_measured_numbers_with_intervals_and_judges(run: Path, 
     for said in (
         "**best-of-4**",
         "exp:10",
-        "the Python function `infalign.world:gold`; never seen in training",
+        "the Python function `infalign.world:gold`; not used in training",
         "Ranks: of 12 prompts × 6 responses",
     ):
         assert said in card.text
@@ -149,8 +149,8 @@ def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
 @pytest.mark.parametrize(
     ("texts", "scratch", "message"),
     [
-        (["Quite another text, with other words!"] * 9, micro.SCRATCH, "has another tokenizer than the run: "),
-        (TEXTS, micro.SCRATCH, "has a vocabulary of 310 tokens and the reference of"),
+        (["Quite another text, with other words!"] * 9, micro.SCRATCH, "differs from the run's: "),
+        (TEXTS, micro.SCRATCH, "has a vocabulary of 310 tokens, the reference of"),
     ],
 )
 def test_what_does_not_fit_is_named(run: Path, tmp_path: Path, texts: list[str], scratch: Any, message: str) -> None:
@@ -170,6 +170,6 @@ def test_an_adapter_or_nothing_is_no_policy_to_measure(run: Path) -> None:
     """Each is refused with what to do."""
     for folder, said in (
         (run / "models" / "adapted" / "adapter", "is an adapter, not a whole model; merge it first"),
-        ("/no/where", "there is no such folder"),
+        ("/no/where", "the folder does not exist"),
     ):
         assert said in micro.infalign("run", run, "--policy", folder)[2]

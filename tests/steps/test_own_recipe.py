@@ -78,23 +78,23 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     monkeypatch.chdir(tmp_path)
     code, out, err = main("run", path)
     assert (code, err) == (0, "")
-    assert "only the reward that training saw judges" in out
+    assert "the only judge is the reward used in training" in out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["judges"] == ["reward"]
     made = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in RECORDS}
     assert {name: record["summary"]["left_out"] for name, record in made.items()} == dict.fromkeys(RECORDS, 3)
     assert (made["calibrate"]["summary"]["prompts"], results["prompts"]) == (9, 3)
-    assert "calibrate, evaluate-reference, evaluate-aware: 3 prompts left out, as the reward gives None" in out
+    assert "calibrate, evaluate-reference, evaluate-aware: 3 prompts left out because the reward returned None" in out
     assert results["truth"] == {"by": "reward", "threshold": None, "served": 4}
     assert set(results["pass_at_k"]) == {"reference", "aware"}
     assert set(results["policies"]["aware"]["win_rates"]["reward"]) >= {"standard", "best-of-4", "rewind:0.5:4"}
-    assert "only the reward that training saw judges" in (tmp_path / "run" / "report.html").read_text()
+    assert "the only judge is the reward used in training" in (tmp_path / "run" / "report.html").read_text()
     # The policy is trained on the optimum of the stored rewards, all 0 or 1, and what its budget buys is said before.
     references = read_table(tmp_path / "run" / "calibrated.parquet")["reference_rewards"].to_pylist()
     best = optimum(references, BestOfN(4), kl=0.2, smoothed=True)
     assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == best.beta
     assert out.index("pass@4 today") < out.index(f"\n0.2   {100 * best.value:.1f}") < out.index("train-aware")
-    assert "What the KL budget buys" in (tmp_path / "run" / "report.html").read_text()
+    assert "What the KL budget gains" in (tmp_path / "run" / "report.html").read_text()
     redone = main("status", path, "--set", "procedure=best-of-2", "--json")[1]
     assert "train-aware" in redone
     # What was trained can be prompted by anybody: it has the template that it was trained with.

@@ -137,7 +137,9 @@ def test_too_few_prompts_with_an_order_are_said_before_training(finished: Path, 
     """A constant reward ties all rollouts: there is no rank to predict, and the rank model is not trained."""
     shutil.copytree(finished / "run", tmp_path / "run")
     changes = ["reward.function=test_rank_model:constant", "policies={sft: {solver: bon-sft, n: 2}}"]
-    with pytest.raises(DataError, match="0 of the 4 prompts held out from the rank model have rollouts of different"):
+    with pytest.raises(
+        DataError, match="only 0 of the 4 prompts held out from the rank model have rollouts with different"
+    ):
         micro.done(recipe(tmp_path, *changes), until="train")
     assert not Layout(tmp_path / "run").model("rank").exists()
 
@@ -185,7 +187,7 @@ def test_what_is_not_finite_is_no_reward(output: float, transform: Any, said: st
     ("overrides", "said"),
     [
         (["rank_model={}"], "`rank_model.fit` is missing"),
-        (["policies.rank={kl_budget: 1}"], "a policy cannot be called rank"),
+        (["policies.rank={kl_budget: 1}"], "a policy cannot be named rank"),
     ],
 )
 def test_settings_that_do_not_fit_the_rank_model_are_refused(tmp_path: Path, overrides: list[str], said: str) -> None:

@@ -48,7 +48,7 @@ def test_columns_go_along_to_rollouts_scores_and_training(main: Any, tmp_path: P
     """Every value has its type and spelling in each table, names are said once, and no prompt is a demonstration."""
     code, out, _ = main("run", reading(ROWS), "--until", "calibrate")
     assert code == 0
-    assert out.count("columns that are kept as they are: answer, day, id, in, level, none, share, tags") == 1
+    assert out.count("columns kept unchanged: answer, day, id, in, level, none, share, tags") == 1
     root = tmp_path / "run"
     for pattern in ("data/t*_prompts", "rollouts/part-*/part-*", "scores/part-*/part-*", "scores/part-*", "calibrated"):
         tables = [read_table(path) for path in root.glob(f"{pattern}.parquet")]
@@ -57,16 +57,16 @@ def test_columns_go_along_to_rollouts_scores_and_training(main: Any, tmp_path: P
         assert all(columns == {"id": columns["id"], **KEPT} for columns in kept)
     code, _, err = main("run", tmp_path / "recipe.yaml", "--set", f"policy.fit={json.dumps(micro.FIT)}")
     assert code == 3
-    assert "policy.fit takes demonstrations or pairs, and the data has prompts alone" in err
+    assert "policy.fit needs demonstrations or pairs, but the data has only prompts" in err
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"system": "Be brief.", "question": "Hi?"}, "no system turn"),
-        ({"messages": [user("Hi") | {"name": "Ann"}, assistant("Hello.")]}, "the chat template does not read name"),
-        ({"messages": TALK, "tools": [{"name": "sky"}]}, "the chat template does not read tools"),
-        ({"messages": [*TALK[:1], {"role": "assistant", "tool_calls": [{"name": "sky"}]}]}, "does not read tool_calls"),
+        ({"messages": [user("Hi") | {"name": "Ann"}, assistant("Hello.")]}, "the chat template does not use name"),
+        ({"messages": TALK, "tools": [{"name": "sky"}]}, "the chat template does not use tools"),
+        ({"messages": [*TALK[:1], {"role": "assistant", "tool_calls": [{"name": "sky"}]}]}, "does not use tool_calls"),
     ],
 )
 def test_a_row_that_the_chat_template_refuses_is_invalid(

@@ -183,7 +183,7 @@ def test_records_and_outputs_that_do_not_hold_say_why(folder: Path) -> None:
     record = read_record(stages / "train-aware.json")
     record["needs"] = {"calibrate": "another"}
     write_record(stages / "train-aware.json", record)
-    assert why(folder) == {"train-aware": "calibrate was done again; its output is missing"}
+    assert why(folder) == {"train-aware": "calibrate was redone; its output is missing"}
 
 
 def test_an_attempt_that_was_stopped_says_how_far_it_came(folder: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_run_says_once_why_it_does_something_again(folder: Path) -> None:
     assert "again: score-0, score-1 (its output is missing)" in said
     assert "again: calibrate (follows score-0, score-1)" in said
     said = micro.printed(recipe(folder), until="calibrate")
-    assert said == ["10 of 10 steps are done already"]
+    assert said == ["10 of 10 steps are already done"]
 
 
 def test_another_version_is_shown_and_undoes_nothing(main: Any, folder: Path) -> None:

@@ -221,12 +221,12 @@ def test_a_judge_may_be_a_head_on_an_encoder(root: Path, tmp_path: Path) -> None
     console = Console(file=io.StringIO(), width=200)
     print_plan(load_recipe(micro.write(root / "again.yaml", micro.settings(root)), [change]), console)
     assert "judge" in console.file.getvalue()
-    assert "not counted" not in console.file.getvalue()
+    assert "no time estimate" not in console.file.getvalue()
     assert micro.again(root, change, until="reward-model") == ["judge"]
     config = AutoConfig.from_pretrained(root / "models" / "judge")
     assert config.base["model_type"] == "bert"
     of_policy = [f"policy.model={folder}", "policy.scratch=null"]
-    with pytest.raises(ConfigError, match="holds BertModel, not a causal language model"):
+    with pytest.raises(ConfigError, match="contains BertModel, not a causal language model"):
         print_plan(load_recipe(root / "again.yaml", of_policy), console)
 
 

@@ -144,9 +144,9 @@ def test_a_memorised_rank_wins_by_the_judge_what_simulation_says() -> None:
 def test_what_cannot_be_solved_is_said() -> None:
     """Rewind-and-Repeat, a judge without preference and a budget out of reach are refused by name."""
     flat = ProbitSpline(np.array([-1.0, 1.0]), np.array([0.0, 0.0]))
-    with pytest.raises(ConfigError, match="known for rank procedures only, not for rewind"):
+    with pytest.raises(ConfigError, match="known for procedures by rank, not for rewind"):
         optimal_by(flat, RewindAndRepeat(0.85, 8), kl=0.5)
-    with pytest.raises(ConfigError, match="finds all ranks of the reward equal"):
+    with pytest.raises(ConfigError, match="all reward ranks are equal"):
         optimal_by(flat, BestOfN(4), kl=0.5)
     with pytest.raises(ConfigError, match="must be positive and finite"):
         optimal_by(RewardAsJudge(BestOfN(4)), BestOfN(4), kl=0.0)

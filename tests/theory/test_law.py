@@ -56,7 +56,7 @@ def test_an_unreachable_budget_is_refused() -> None:
     """A Φ that is flat on its best tenth spends at most log 10 nats, and the error says so."""
     step = Function("step", lambda u: np.where(u > 0.9, 1.0, 0.0))
     assert law_at_kl(step, kl=2.3).kl == pytest.approx(2.3, rel=1e-9)
-    with pytest.raises(ConfigError, match=r"cannot reach a KL of 2.31 nats; the largest in reach is 2\.303"):
+    with pytest.raises(ConfigError, match=r"cannot reach a KL of 2.31 nats; the maximum is 2\.303"):
         law_at_kl(step, kl=2.31)
 
 

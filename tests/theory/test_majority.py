@@ -103,5 +103,5 @@ def test_what_makes_no_sense_is_refused() -> None:
         optimal_answers([0.5, 0.5], [1, 0, 0], MajorityVote(2), kl=0.1)
     with pytest.raises(DataError, match="at least 4 samples, found shape"):
         MajorityVote(4).weights([[1, 2, 3]])
-    with pytest.raises(ConfigError, match=r"out of reach; the largest is 0\.6931"):
+    with pytest.raises(ConfigError, match=r"out of reach; the maximum is 0\.6931"):
         optimal_answers([0.5, 0.5], [1, 0], MajorityVote(2), kl=1.0)

@@ -82,7 +82,7 @@ def test_a_curve_of_knowledge_lies_below_that_of_exact_ranks() -> None:
     found, ended = sweep(BestOfN(4), Identity(), rho=0.8)
     assert not ended
     assert all(one.win_rate < other.win_rate for one, other in zip(found, ideal, strict=True))
-    with pytest.raises(ConfigError, match="over KL budgets only"):
+    with pytest.raises(ConfigError, match="needs KL budgets"):
         curve_point(BestOfN(4), Identity(), beta=0.1, rho=0.7)
     with pytest.raises(ConfigError, match=r"between 0\.02 and 0\.99, found 1\.2"):
         curve_point(BestOfN(4), Identity(), kl=0.1, rho=1.2)

@@ -88,10 +88,12 @@ def exchange(folder: Path) -> None:
 def test_an_exchanged_model_is_noticed(name: str, stale: str, root: Path) -> None:
     """Neither a run nor a training alone takes rewards of other weights; what the run says to do helps."""
     exchange(Layout(root).model(name))
-    with pytest.raises(DataError, match=f"made with another {name} model .* remove the folder {root / stale} and run"):
+    with pytest.raises(
+        DataError, match=f"made with a different {name} model .* remove the folder {root / stale} and run"
+    ):
         check(root)
     weights = f"models/{name}/model.safetensors"
-    with pytest.raises(DataError, match=f"{weights} is damaged, so it is not what .* made; delete it and run"):
+    with pytest.raises(DataError, match=f"{weights} is damaged, so it is no longer what .* made; delete it and rerun"):
         train(root)
     assert not Layout(root).model("aware").exists()
     (root / weights).unlink()
@@ -110,7 +112,7 @@ def test_calibrated_rewards_of_unknown_origin_are_refused(change: Any, said: str
     """Without its manifest or its rewards the table has to be made again."""
     path = Layout(root).calibrated
     write_table(path, change(pq.read_table(path)))
-    with pytest.raises(DataError, match=f"calibrated.parquet {said}; remove it and run"):
+    with pytest.raises(DataError, match=f"calibrated.parquet {said}; remove it and rerun"):
         check(root)
     path.unlink()
     train(root)
@@ -182,7 +184,7 @@ def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(case: Enumerable,
 
 def found(kept: int | None) -> str:
     """Return what the message says about checkpoints."""
-    return f"the checkpoint of step {kept} is kept" if kept else "no step was saved yet"
+    return f"the checkpoint of step {kept} is kept" if kept else "no step was saved"
 
 
 def assert_only_kept(kept: int | None, folder: Path) -> None:
@@ -240,7 +242,7 @@ def test_plan_and_run_print_the_warning_once(root: Path) -> None:
 def test_a_machine_without_bfloat16_is_told_to_be_slow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, by plan and run, for models that compute in it and trainings that do; the run works."""
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
-    recipe, said = recipe_of(root), "! this machine has no bfloat16 and imitates it: the run works, but"
+    recipe, said = recipe_of(root), "! this machine emulates bfloat16"
     half = recipe.model_copy(update={"compute": recipe.compute.model_copy(update={"dtype": "bfloat16"})})
     aware = recipe.policies["aware"]
     mixed = aware.model_copy(update={"fit": aware.fit.model_copy(update={"bf16": True})})

@@ -213,8 +213,8 @@ def test_a_checkpoint_needs_the_best_one(tmp_path: Path) -> None:
         first,
         [
             "checkpoint-18: complete.json is missing",
-            "checkpoint-27: checkpoint-18, its best, is not whole",
-            "checkpoint-100: checkpoint-27, its best, is not whole",
+            "checkpoint-27: the best checkpoint, checkpoint-18, is incomplete",
+            "checkpoint-100: the best checkpoint, checkpoint-27, is incomplete",
         ],
     )
     assert list(tmp_path.iterdir()) == [first]

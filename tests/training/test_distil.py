@@ -46,7 +46,7 @@ def test_a_model_that_does_not_pack_is_not_distilled(tmp_path: Path) -> None:
     model = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=3))
     text = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "reference_logprob": 0.0}
     rows = [text | {"prompt_id": str(prompt), "reward": float(i)} for prompt in range(20) for i in range(2)]
-    with pytest.raises(ConfigError, match="without full attention, which no guide and no distillation"):
+    with pytest.raises(ConfigError, match="without full attention; guides and distillation"):
         fit_to_rollouts(Distillation(model, qrpo(Identity(), TAU)), model, rows, Fit(), enumerable.job_in(tmp_path))
 
 

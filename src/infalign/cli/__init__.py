@@ -21,45 +21,45 @@ from infalign.core.signals import raise_outside
 
 __all__ = ["app", "main"]
 
-CONTINUES = "the same command continues where this one stopped"
+CONTINUES = "rerun the same command to resume"
 HELP = """\
 Align a language model for the way it is served: Best-of-N, Worst-of-N and other inference-time procedures.
 
-Rewards are ranked among the reference policy's own rollouts, the rank is transformed for the procedure, and an \
-ordinary RLHF solver does the rest.
+It ranks rewards among the reference policy's own rollouts, transforms the rank for the procedure, and hands the \
+result to an ordinary RLHF solver.
 """
 EPILOGUE = """\
 Examples:
   infalign recipes                      the built-in recipes
-  infalign run demo --dry-run           check the data, show the plan
-  infalign run demo                     everything, from data to report
-  infalign run my.yaml --until train    up to the policies, no evaluation
-  infalign status runs/demo             what is done, and why the rest is not
-  infalign run demo --set rollout.k=128    more rollouts, none lost
+  infalign run demo --dry-run           check the data and show the plan
+  infalign run demo                     the whole run, from data to report
+  infalign run my.yaml --until train    stop after training
+  infalign status runs/demo             what is done, and what is not and why
+  infalign run demo --set rollout.k=128    more rollouts; keeps the old ones
   infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
 
-The same command continues after a stop and, after a change, redoes what
-depends on it. --debug, anywhere, shows where an error came from.
+Rerun the same command to resume after a stop; after a change, it redoes only
+what depends on the change. Add --debug to see where an error came from.
 
 Exit codes: 0 done, 1 failed or run directory in use, 2 wrong usage, recipe or
-model, 3 invalid data, 4 partial (run it again; of `status`: not all is done),
-130 interrupted by SIGINT, 143 by SIGTERM, 141 by the end of a pipe.
+model, 3 invalid data, 4 unfinished (rerun to resume), 130 SIGINT, 143 SIGTERM,
+141 closed pipe.
 """
 
 COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and how their help ends
-    "The whole run": {run.run: None, run.status: run.STATUS_EPILOGUE},
-    "A recipe of your own": {init.init: init.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
-    "After a run: what was aligned, served": {
+    "Run a recipe": {run.run: None, run.status: run.STATUS_EPILOGUE},
+    "Write your own recipe": {init.init: init.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
+    "Use an aligned policy": {
         serving.generate: serving.GENERATE_EPILOGUE,
         serving.serve: serving.SERVE_EPILOGUE,
     },
-    "Several methods": {compare.compare: compare.COMPARE_EPILOGUE},
-    "Before a run: what theory says": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
-    "Any table of rewards": {
+    "Compare methods": {compare.compare: compare.COMPARE_EPILOGUE},
+    "Plan a run with theory": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
+    "Measure tables of rewards": {
         win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE,
         pass_at_k.pass_at_k: pass_at_k.PASS_AT_K_EPILOGUE,
     },
-    "Other trainers": {trainers.export: trainers.EXPORT_EPILOGUE, trainers.serve_reward: trainers.SERVE_EPILOGUE},
+    "Use another trainer": {trainers.export: trainers.EXPORT_EPILOGUE, trainers.serve_reward: trainers.SERVE_EPILOGUE},
 }
 _GROUPS = [Group(title, sort_key=place) for place, title in enumerate(COMMANDS)]
 
@@ -83,7 +83,7 @@ app = App(
 for _group, _commands in zip(_GROUPS, COMMANDS.values(), strict=True):
     for _place, (_command, _epilogue) in enumerate(_commands.items()):
         app.command(_command, group=_group, sort_key=_place, help_epilogue=_epilogue)
-app.register_install_completion_command(help="Let TAB complete commands, options, recipes, runs and keys of recipes.")
+app.register_install_completion_command(help="Complete commands, options, recipes, runs and recipe keys with TAB.")
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def main() -> None:
         _fail(f"stopped; {CONTINUES}", 143)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it exits
-        _fail(f"stopped, since nobody reads the output any more; {CONTINUES}", 141)
+        _fail(f"stopped: the reader of the output closed it; {CONTINUES}", 141)
     except Exception as error:
         if debug:
             import traceback
@@ -122,7 +122,7 @@ def main() -> None:
         if isinstance(error, InfalignError):
             _fail(str(error), error.exit_code)
         text = " ".join(str(error).split())
-        _fail(f"unexpected {type(error).__name__}: {text}; run again with --debug to see where", 1)
+        _fail(f"unexpected {type(error).__name__}: {text}; rerun with --debug to see where", 1)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -137,7 +137,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _stop_at_once(number: int, _: FrameType | None) -> NoReturn:
     """End this process without waiting for anything."""
     with suppress(OSError):
-        os.write(2, f"infalign: stopped at once; {CONTINUES}\n".encode())
+        os.write(2, f"infalign: stopped; {CONTINUES}\n".encode())
     os._exit(128 + number)
 
 

@@ -14,23 +14,21 @@ Examples:
   infalign compare demo
   infalign compare demo --methods qrpo,rloo,ipo --kl-budgets 0.5
 
-Data, models, rollouts and calibration are the run's own and done once; a later
-comparison trains only what is new. Numbers and report go to the folder compare
-of the run directory; the run's own do not change.
+All methods share the run's data, models, rollouts and calibration; a later
+comparison trains only new methods. Numbers and report go to the folder compare
+of the run directory.
 
 Offline methods take fit and guide from the recipe's first offline policy.
-Methods that generate responses while they train take the fit of the first
-on-policy one; without one, 3 times the epochs and 2.5 times the learning rate
-of a policy without a guide.
+On-policy methods take fit from the first on-policy policy; without one, they
+use 3 times the epochs and 2.5 times the learning rate.
 The first method is compared with the others at the largest KL that all reach,
-which should lie between the KLs of two policies of each.
-Without --kl-budgets, a method whose policies all spend more, or all less, than
-the others is trained for a further budget; with it, such a method says so.
-bon-sft and bonbon have the n whose Best-of-n is nearest to the budget in KL.
-qrpo-for-32 is qrpo on the transformation for N = 32 in place of the recipe's,
-and so for every method on the procedure's transformation.
+interpolated between two policies of each.
+Without --kl-budgets, a method whose policies all lie on one side of that KL is
+trained at a further budget; with it, the method is marked.
+bon-sft and bonbon use the n whose Best-of-n has the KL nearest to the budget.
+qrpo-for-32 is qrpo with the transformation for N = 32; other methods likewise.
 
-Methods; those with a star optimize what is served:
+Methods (a star: they optimize what is served):
 """
 
 
@@ -39,7 +37,7 @@ def compare(
     /,
     *,
     methods: Annotated[
-        str | None, Parameter(help="qrpo,rloo,...; default: all that the recipe has settings for.")
+        str | None, Parameter(help="qrpo,rloo,...; default: all methods that the recipe has settings for.")
     ] = None,
     kl_budgets: KLBudgets = None,
     set_: Overrides = None,

@@ -9,7 +9,7 @@ from infalign.recipe.built_in import ENDINGS, built_in
 
 
 def names(_: CompletionContext) -> dict[str, str]:
-    """Return the recipes that come along, and what they are about."""
+    """Return the built-in recipes and what they are about."""
     return {found.name: found.about for found in built_in()}
 
 
@@ -41,7 +41,7 @@ def rows(typed: CompletionContext) -> dict[str, str]:
     """Return the built-in world, and the files of rows nearby."""
     from infalign.data.files import READERS
 
-    return {"world": "a small text world of preferences"} | _near(typed, READERS)
+    return {"world": "a small synthetic world of preferences"} | _near(typed, READERS)
 
 
 def _near(typed: CompletionContext, endings: Iterable[str]) -> dict[str, str]:

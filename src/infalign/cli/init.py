@@ -14,9 +14,9 @@ Examples:
   infalign init --data rows.jsonl --policy ./my-model \\
     --reward my_reward.py:score --kl-budget 0.5
 
-The recipe has the transformation that `infalign choose` finds for procedure
-and budget, learning rates that suit the model, and ordinary RLHF beside it to
-compare with. It is read before it is written, and no file is overwritten.
+The recipe has the transformation that `infalign choose` recommends, learning
+rates that suit the model, and ordinary RLHF for comparison. It is checked
+before it is written; no file is overwritten.
 """
 
 
@@ -26,14 +26,14 @@ def init(
         str,
         Parameter(help="A file, a hub id, or world.", completer=completion.rows),
     ],
-    policy: Annotated[str, Parameter(help="A model's folder, GGUF or hub id, or scratch.")],
+    policy: Annotated[str, Parameter(help="A model folder, a GGUF file, a hub id, or scratch.")],
     reward: Annotated[
         str | None,
-        Parameter(help="my_file.py:function, a URL, or a model. Default: learned from the pairs."),
+        Parameter(help="my_file.py:function, a URL, or a model. Default: trained on the pairs."),
     ] = None,
     procedure: Annotated[str, Parameter(help="How the policy will be served.")] = "best-of-4",
-    kl_budget: Annotated[float, Parameter(help="How far it may move, in nats per response.")] = 0.6,
-    out: Annotated[Path, Parameter(help="The new file.")] = Path("recipe.yaml"),
+    kl_budget: Annotated[float, Parameter(help="KL budget, in nats per response.")] = 0.6,
+    out: Annotated[Path, Parameter(help="The file to write.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a first recipe of your own, commented and checked."""
     from infalign.recipe.template import write_first_recipe
@@ -41,4 +41,4 @@ def init(
     following = write_first_recipe(
         out, data=data, policy=policy, reward=reward, procedure=procedure, kl_budget=kl_budget
     )
-    print("\n  ".join([f"{out} is written. Next:", *following]))
+    print("\n  ".join([f"Wrote {out}. Next:", *following]))

@@ -24,13 +24,13 @@ Overrides = Annotated[
     list[str] | None,
     Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.", completer=completion.keys),
 ]
-SkipInvalid = Annotated[bool, Parameter(help="Leave out invalid rows, count and list them.")]
-DryRun = Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, make nothing.")]
+SkipInvalid = Annotated[bool, Parameter(help="Skip invalid rows; count and list them.")]
+DryRun = Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, and stop.")]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.")]
-Host = Annotated[str, Parameter(help="The address to listen at.")]
-Port = Annotated[int, Parameter(help="The port to listen at.", validator=Number(gte=1, lte=65535))]
-BaseName = Annotated[str | None, Parameter(help="How the base is served, if otherwise.")]
-KLBudgets = Annotated[str | None, Parameter(help="In nats, separated by commas; default: 0.5,1 and see below.")]
+Host = Annotated[str, Parameter(help="The address to listen on.")]
+Port = Annotated[int, Parameter(help="The port to listen on.", validator=Number(gte=1, lte=65535))]
+BaseName = Annotated[str | None, Parameter(help="How the base policy is served, if not the same way.")]
+KLBudgets = Annotated[str | None, Parameter(help="In nats, separated by commas; default: 0.5,1 (see below).")]
 
 
 def read_budgets(text: str | None) -> list[float] | None:
@@ -38,7 +38,7 @@ def read_budgets(text: str | None) -> list[float] | None:
     try:
         return None if text is None else [float(budget) for budget in text.split(",")]
     except ValueError as error:
-        raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1, found {text!r}") from error
+        raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1; found {text!r}") from error
 
 
 def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
@@ -60,14 +60,14 @@ def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: boo
     runs = {folder.parent.name: str(folder.parent) for folder in path.parent.glob("*/recipe.yaml")}
     known = runs | ({found: found for found in names} if name == path.name else {})
     near = nearest(path.name, known)
-    cure = f"did you mean {known[near]}?" if near else "name the run_dir of a recipe, or a recipe (`infalign recipes`)"
-    raise ConfigError(f"there is no run directory {name} and no recipe of that name; {cure}")
+    cure = f"did you mean {known[near]}?" if near else "give a run_dir or a recipe"
+    raise ConfigError(f"no run directory and no recipe is named {name}; {cure}")
 
 
 def new_file(path: Path, *endings: str) -> Path:
     """Return the path of a file that can be written. Raises ConfigError for another ending or a missing folder."""
     if path.suffix not in endings:
-        raise ConfigError(f"the name of {path} must end in {' or '.join(endings)}")
+        raise ConfigError(f"the file name {path} must end in {' or '.join(endings)}")
     if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to")
+        raise ConfigError(f"cannot write {path.name}: the folder {path.parent} does not exist")
     return path

@@ -15,11 +15,10 @@ Examples:
   infalign pass-at-k samples.parquet --metric pass@1 --metric pass@64 --metric maj@8
   infalign pass-at-k graded.jsonl --threshold 0.99 --json
 
-A row is one response: prompt_id, reward (1 if it is right, 0 if not, or graded
-with --threshold), and for maj@k answer, equal where responses agree. Every
-metric is the mean over all sets of k responses of a prompt: unbiased, also
-where k is smaller than the number of responses. pass@k: one of k is right.
-pass^k: all are. maj@k: the answer that most of k give is. avg@k: one is.
+A row is one response with prompt_id, reward (1 right, 0 wrong, or graded with
+--threshold), and answer for maj@k. Metrics are unbiased: means over all sets of
+k responses per prompt. pass@k: at least one of k is right; pass^k: all are;
+maj@k: the most frequent answer is; avg@k: the mean.
 """
 
 
@@ -27,9 +26,9 @@ def pass_at_k(
     table: Annotated[Path, Parameter(help="FILE.parquet, .csv or .jsonl.")],
     *,
     metric: Annotated[list[str], Parameter(help="pass@8, pass^4, maj@5, avg@16. Repeatable.")] | None = None,
-    threshold: Annotated[float | None, Parameter(help="A response with this reward or more is right.")] = None,
-    confidence: Annotated[float, Parameter(help="Of the intervals.")] = 0.95,
-    seed: Annotated[int, Parameter(help="Of the bootstrap.", validator=Number(gte=0))] = 0,
+    threshold: Annotated[float | None, Parameter(help="A response with at least this reward is right.")] = None,
+    confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
+    seed: Annotated[int, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure pass@k, pass^k and majority votes on a table of responses."""

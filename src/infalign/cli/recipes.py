@@ -11,23 +11,23 @@ from infalign.recipe.built_in import built_in, named
 RECIPES_EPILOGUE = """\
 Examples:
   infalign recipes                               the built-in recipes
-  infalign recipes demo > my.yaml                start from one
-  infalign recipes --explain policies.NAME       what a policy takes
+  infalign recipes demo > my.yaml                a copy to start from
+  infalign recipes --explain policies.NAME       keys of a policy
   infalign recipes --explain rollout.k           one key
 
-Commands take the name of a built-in recipe or the path of yours: a word is a
-name (demo), and what ends in .yaml or .yml or has a folder in front is a path
-(my.yaml, ./demo). docs/recipe.md has all keys on one page.
+Commands take the name of a built-in recipe (demo) or the path of a file, which
+ends in .yaml or .yml or has a folder in front (my.yaml, ./demo). docs/recipe.md
+lists all keys.
 """
 
 
 def recipes(
-    name: Annotated[str | None, Parameter(help="Print this one.", completer=completion.names)] = None,
+    name: Annotated[str | None, Parameter(help="Print this recipe.", completer=completion.names)] = None,
     /,
     *,
     explain: Annotated[
         str | None,
-        Parameter(help="Say what a key of a recipe means, its type and its default.", completer=completion.keys),
+        Parameter(help="Explain a recipe key: its meaning, type and default.", completer=completion.keys),
     ] = None,
 ) -> None:
     """List the built-in recipes, print one, or explain a key."""

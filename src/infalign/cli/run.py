@@ -21,23 +21,21 @@ else:
 
 RUN_EPILOGUE = """\
 Examples:
-  infalign run demo --dry-run           check the data, show the plan
-  infalign run demo                     everything, from data to report
-  infalign run my.yaml --until train    up to the policies, no evaluation
-  infalign run demo --set rollout.k=128    more rollouts, none lost
+  infalign run demo --dry-run           check the data and show the plan
+  infalign run demo                     the whole run, from data to report
+  infalign run my.yaml --until train    stop after training
+  infalign run demo --set rollout.k=128    more rollouts; keeps the old ones
   infalign run runs/demo --policy ~/models/dpo
-  infalign run my.yaml --until reward-model            all that rollouts need
-  infalign run my.yaml --ray-actors 64 --ray-gpus 1    draws and scores them
+  infalign run my.yaml --until reward-model            what rollouts need
+  infalign run my.yaml --ray-actors 64 --ray-gpus 1    sample and score them
 
-With --policy, a folder or hub id, one policy that was trained elsewhere is
-measured beside an evaluated run: its KL to the run's reference and its win
-rates under the run's procedure, by the run's judges. It needs the reference's
-tokenizer and vocabulary. The numbers are kept in evaluation/NAME.DIGEST.
+--policy takes a folder or hub id of a policy trained elsewhere, and measures its
+KL to the run's reference and its win rates by the run's judges. It needs the
+reference's tokenizer and vocabulary. Results go to evaluation/NAME.DIGEST.
 
---ray-actors needs the extra ray. The cluster is that of RAY_ADDRESS, or one
-that is started here; its nodes see the run directory under the same path. A
-job that was killed is continued by the same command; no finished shard is
-drawn again.
+--ray-actors needs the extra ray. It uses the cluster at RAY_ADDRESS, or starts
+one here; all nodes must see the run directory under the same path. Rerun the
+same command to resume; finished shards are kept.
 """
 
 
@@ -45,29 +43,29 @@ def run(
     recipe: Annotated[
         str,
         Parameter(
-            help="A YAML file, or the name of a built-in recipe, such as demo; with --policy also a run directory.",
+            help=("A YAML file or the name of a built-in recipe, such as demo; with --policy also a run directory."),
             completer=recipes_and_runs,
         ),
     ],
     /,
     *,
-    until: Annotated[Stage, Parameter(help="The last stage to do.")] = "report",
-    policy: Annotated[str | None, Parameter(help="Measure this policy instead, trained anywhere.")] = None,
+    until: Annotated[Stage, Parameter(help="The last stage to run.")] = "report",
+    policy: Annotated[str | None, Parameter(help="Measure this policy, trained elsewhere.")] = None,
     set_: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     ray_actors: Annotated[
-        int | None, Parameter(help="Draw and score rollouts in as many actors of a Ray cluster.")
+        int | None, Parameter(help="Sample and score rollouts with this many actors on a Ray cluster.")
     ] = None,
-    ray_gpus: Annotated[float, Parameter(help="GPUs of each of them.", validator=Number(gte=0))] = 0,
+    ray_gpus: Annotated[float, Parameter(help="GPUs per actor.", validator=Number(gte=0))] = 0,
     ray_cpus: Annotated[
         int | None, Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2))
     ] = None,
 ) -> None:
-    """Run a recipe from data to report; done work is not repeated."""
+    """Run a recipe from data to report; finished work is not repeated."""
     if policy is not None:
         if dry_run or until != "report":
-            raise ConfigError("--policy measures one policy beside a run: leave out --dry-run and --until")
+            raise ConfigError("--policy only measures one policy beside a run; leave out --dry-run and --until")
         from infalign.steps.external_policy import evaluate_external_policy, print_external_policy
 
         measured, console = read_run_or_recipe(recipe, set_, skip_invalid), open_console()
@@ -102,20 +100,18 @@ Examples:
   infalign status demo --set rollout.k=128
   infalign status runs/demo || infalign run demo
 
-done: its record has these settings and inputs. stale: it was made with other
-ones; the reason is shown. partial: it was begun, and rerunning the command
-resumes it. missing: nothing is there. Another version of a library is shown
-and undoes nothing.
+done: made with the current settings and inputs. stale: made with others; the
+reason is shown. partial: unfinished; rerun to resume. missing: not begun.
+Changed library versions are shown but do not make anything stale.
 
-Exit codes: 0 if all is done, 4 if not. Nothing is written, and a run in
-progress is not disturbed.
+Exit codes: 0 if all is done, 4 if not. Only reads; safe during a run.
 """
 
 
 def status(
     run: Annotated[
         str,
-        Parameter(help="A run directory, or a recipe; a folder of that name goes first.", completer=recipes_and_runs),
+        Parameter(help="A run directory or a recipe; the directory takes precedence.", completer=recipes_and_runs),
     ],
     /,
     *,

@@ -31,12 +31,11 @@ Examples:
   infalign generate runs/demo --procedure rewind:0.85:32 --input test.jsonl --json
   infalign generate runs/sums --procedure majority-of-16 --answer mine.py:number < prompts.txt
 
-Prompts are the lines of standard input or of a text file, one each, or the
-column prompt (text or messages) of a .jsonl, .jsonl.gz, .parquet or .csv file.
-A policy is one of the recipe's, `reference`, or a folder of the same tokenizer.
-Draws are ranked by the run's reward, or by --reward; other columns of the file
-reach it by name. The same seed gives the same answers; a
-prompt that comes again gets another one.
+Prompts are lines of standard input or of a text file, or the column prompt (text
+or messages) of a .jsonl, .jsonl.gz, .parquet or .csv file. --policy takes a
+policy of the recipe, `reference`, or a folder with the same tokenizer. The run's
+reward, or --reward, ranks the samples; it gets other columns of the file by
+name. The same seed gives the same answers; a repeated prompt gets a new one.
 """
 SERVE_EPILOGUE = """\
 Example:
@@ -44,29 +43,28 @@ Example:
   curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"model": "aware", "messages": [{"role": "user", "content": "Hello"}]}'
 
-Any OpenAI client works: base_url http://localhost:8080/v1, and as the model the
-policy's name, with another procedure behind a colon: aware:worst-of-8,
-aware:standard (which streams), aware:rewind:0.85:32. Tokens of all draws count
-as completion tokens. /v1/models, /health and /metrics answer too.
-Only temperature 1 is served, and top_p 1: another would be another policy than
-the one that was trained, and the report's win rates would not be its own.
-Any --host but this machine's own needs a token in INFALIGN_SERVE_TOKEN, which
-clients give as their API key.
-With --engine-url another server, such as vLLM, draws (its key is read from
-INFALIGN_ENGINE_KEY) and this one scores and chooses.
+Use any OpenAI client with base_url http://localhost:8080/v1. The model is the
+policy's name; append another procedure after a colon: aware:worst-of-8,
+aware:standard (which streams), aware:rewind:0.85:32. Completion tokens count
+all samples. /v1/models, /health and /metrics are served too.
+temperature and top_p must be 1: the policy was trained and measured there.
+A --host other than this machine needs a token in INFALIGN_SERVE_TOKEN, which
+clients send as their API key.
+With --engine-url, another server such as vLLM samples (INFALIGN_ENGINE_KEY holds
+its key); this one scores and chooses.
 """
 
 RunPath = Annotated[Path, Parameter(help="A run directory.", completer=runs)]
-PolicyName = Annotated[str | None, Parameter(help="Of the run; the recipe's first by default.")]
-ProcedureName = Annotated[str | None, Parameter(help="standard, best-of-4, ...; the recipe's by default.")]
+PolicyName = Annotated[str | None, Parameter(help="A policy of the run; default: the recipe's first.")]
+ProcedureName = Annotated[str | None, Parameter(help="standard, best-of-4, ...; default: the recipe's.")]
 RewardSpec = Annotated[
-    str | None, Parameter(help="my_file.py:check, module:check or a reward server's URL instead of the run's reward.")
+    str | None, Parameter(help="my_file.py:check, module:check or a reward server's URL, instead of the run's reward.")
 ]
 AnswerSpec = Annotated[
-    str | None, Parameter(help="my_file.py:find or module:find, which finds in a text what a majority votes on.")
+    str | None, Parameter(help="my_file.py:find or module:find; extracts the answer that a majority votes on.")
 ]
-EngineUrl = Annotated[str | None, Parameter(help="An OpenAI-compatible server that has the policy and draws.")]
-EngineModel = Annotated[str | None, Parameter(help="The policy's name there; its path by default.")]
+EngineUrl = Annotated[str | None, Parameter(help="URL of an OpenAI-compatible server that samples from the policy.")]
+EngineModel = Annotated[str | None, Parameter(help="The policy's name on that server; default: its path.")]
 
 
 def generate(
@@ -77,17 +75,17 @@ def generate(
     procedure: ProcedureName = None,
     prompt: Annotated[list[str] | None, Parameter(help="A prompt. Repeatable.")] = None,
     input_: Annotated[
-        Path | None, Parameter(name="--input", help="A file of prompts instead of standard input.")
+        Path | None, Parameter(name="--input", help="A file of prompts, instead of standard input.")
     ] = None,
-    all_: Annotated[bool, Parameter(name="--all", help="Show every draw, its rank and reward.")] = False,
-    seed: Annotated[int, Parameter(help="Of the draws.")] = 0,
+    all_: Annotated[bool, Parameter(name="--all", help="Show every response with its rank and reward.")] = False,
+    seed: Annotated[int, Parameter(help="Seed of the sampling.")] = 0,
     reward: RewardSpec = None,
     answer: AnswerSpec = None,
     engine_url: EngineUrl = None,
     engine_model: EngineModel = None,
-    as_json: Annotated[bool, Parameter(name="--json", help="Print a line of JSON for each prompt.")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", help="Print one line of JSON per prompt.")] = False,
 ) -> None:
-    """Answer prompts as a policy would be served."""
+    """Answer prompts the way the policy is served."""
     import asyncio
 
     from infalign.pipeline.workers import prepare_process
@@ -120,11 +118,11 @@ def serve(
     port: Port = 8080,
     reward: RewardSpec = None,
     answer: AnswerSpec = None,
-    most: Annotated[int, Parameter(help="Answers at a time; further requests get 503.", validator=Number(gte=1))] = 256,
+    most: Annotated[int, Parameter(help="Answers at once; more requests get 503.", validator=Number(gte=1))] = 256,
     engine_url: EngineUrl = None,
     engine_model: EngineModel = None,
 ) -> None:
-    """Serve a policy by a procedure, behind OpenAI's protocol."""
+    """Serve a policy with a procedure, through an OpenAI-compatible API."""
     from infalign.pipeline.workers import prepare_process
     from infalign.serving.app import app
     from infalign.serving.policy import finding_answers, open_policy
@@ -134,7 +132,7 @@ def serve(
     token = token_for(host)
     served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
     served = finding_answers(served, answer)
-    say(open_console(), f"{served.name} by {served.procedure.name}: http://{host}:{port}/v1", markup=False)
+    say(open_console(), f"{served.name}, served as {served.procedure.name}: http://{host}:{port}/v1", markup=False)
     listen(app(served, token=token, most=most), host, port)
 
 
@@ -156,7 +154,7 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
         others = {name: value for name, value in row.items() if name != "prompt"}
         found.append(([*parse_prompt(row, where)], json.dumps(others, default=str)))
     if not found:
-        raise DataError(f"{path or 'standard input'} has no prompts; write one a line")
+        raise DataError(f"{path or 'standard input'} has no prompts; write one per line")
     return found
 
 
@@ -165,12 +163,12 @@ def _lines(path: Path | None) -> list[tuple[str, str]]:
     from infalign.data.lines import lines
 
     if path is None and sys.stdin.isatty():
-        print("Prompts, one a line; end with Ctrl-D:", file=sys.stderr)
+        print("Prompts, one per line; end with Ctrl-D:", file=sys.stderr)
     try:
         with BytesIO(sys.stdin.buffer.read()) if path is None else path.open("rb") as file:
             return [*lines(file, path or Path("standard input"))]
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; correct the path") from error
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:
@@ -209,6 +207,6 @@ def _print(asked: "Asked", answer: "Answer", console: Console, *, every: bool, s
         text = Text(printable(answer.draws[place].text, "\n\t"))
         table.add_row(str(rank), f"{answer.rewards[place]:.3f}", number, text)
     console.print(table)
-    base = f", {len(answer.base_draws)} of the base" if answer.base_draws else ""
-    taken = f"{len(answer.draws)} of the policy{base}"
-    say(console, f"* served by {asked.procedure.name}; draws: {taken}", markup=False)
+    base = f", {len(answer.base_draws)} from the base policy" if answer.base_draws else ""
+    taken = f"{len(answer.draws)} from the policy{base}"
+    say(console, f"* served by {asked.procedure.name}; samples: {taken}", markup=False)

@@ -26,48 +26,43 @@ Examples:
     --transform exp:10 --transform optimal --sweep
   infalign curve --procedure worst-of-4 --transform exp:-10 --beta 0.01 --json
 
-The win rate is that of the aligned policy against the base policy, ties
-counting one half; KL is in nats. β is the paper's, the weight of KL against
-raw Φ (e^{10u} for exp:10); trainers whose Φ is normalized take the other one.
-`optimal` is the best policy for the procedure at that KL or β: the paper's
-bon_fp for best-of-N, won_fp for worst-of-N.
---rho 0.7 adds a policy that knows ranks with correlation 0.7 only, as the
-report of a run measures it; its KL buys less.
---json has all digits and `error`, which bounds them.
+Win rates are against the base policy, ties count half, and KL is in nats. β is
+the paper's, for unnormalized Φ (e^{10u} for exp:10); trainers with normalized Φ
+take the other one. `optimal` is the best policy for the procedure at that KL or
+β: the paper's bon_fp for best-of-N, won_fp for worst-of-N.
+--rho 0.7 adds a policy that knows ranks only with correlation 0.7, as the report
+of a run measures it. --json has all digits and `error`, their bound.
 """
 CHOOSE_EPILOGUE = """\
 Example:
   infalign choose --procedure best-of-32 --kl 0.5 --rollouts 100
-prints what to write for a policy of a recipe, `transform` and `kl_budget`;
---output FILE.json writes the transformation, which a recipe takes as
-`transform: FILE.json`: needed for one that has no name, an optimum.
+prints `transform` and `kl_budget` for a policy of a recipe. --output FILE.json
+writes the transformation for `transform: FILE.json`, which one without a name
+(an optimum) needs.
 
-Rewards are ranked among K rollouts, so a response can be told from others
-only to 1/K. What that costs depends on the policy, and two limits are shown:
-one that memorizes the ranks of each prompt's rollouts learns their noise too
-(simulated on the same prompts for all transformations, ± one standard error);
-a network that generalizes learns their mean, a smoother transformation
-(exact). A real one lies between, and a KL budget is met by either with another
-β. Behind: the larger distance to the best, under either limit. Of those that
-cannot be told from the best, the simplest is recommended.
+With K rollouts, ranks have a resolution of 1/K. What that costs lies between two
+limits: a policy that memorizes the ranks of each prompt learns their noise
+(simulated, ± one standard error); a network that generalizes learns their mean,
+a smoother transformation (exact). Behind: the distance to the best under the
+worse limit. The recommendation is the simplest transformation that is not
+significantly worse than the best.
 
   infalign choose --procedure best-of-4 --kl 0.5 --rollouts 100 \\
     --judged scored.parquet
-asks what wins by a judge, when the reward selects. The table has a row for
-each of the base's own responses: prompt_id, reward, judge_reward, at least 8 a
-prompt. From it comes A(u), the judge's chance that a response of reward rank u
-beats what the base serves; `judged` is the best transformation for it. The
-interval is for exact ranks, over prompts. What `judged` gains is cross-fitted:
-solved on half of the prompts, measured on the other half.
+ranks by a judge while the reward selects. The table has one row per response of
+the base policy, at least 8 per prompt: prompt_id, reward, judge_reward. It gives
+A(u), the probability by the judge that a response of reward rank u beats what
+the base serves; `judged` is its best transformation. The gain of `judged` is
+cross-fitted: solved on half of the prompts, measured on the other half.
 
   infalign choose --procedure best-of-8 --kl 0.3 --stored rewards.parquet
-is for rewards that tie, such as a checker's 0 and 1: prompt_id, reward, a row
-for each rollout, or pass_rate, a row for each prompt, with --rollouts. It says
-what is served today, what the budget can reach with `transform: optimal`, how
-many nats can be spent, and of how few rollouts the weights make use.
+is for rewards that tie, such as a checker's 0 and 1. The table has one row per
+rollout (prompt_id, reward), or per prompt (pass_rate, with --rollouts). It shows
+the value served today, the value at the budget with `transform: optimal`, the
+largest KL, and the effective number of rollouts.
 """
 ProcedureName = Annotated[
-    str, Parameter(help="How policy and base are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ...")
+    str, Parameter(help="How both policies are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ...")
 ]
 
 
@@ -76,20 +71,20 @@ def curve(
     procedure: ProcedureName,
     transform: Annotated[list[str], Parameter(help="identity, log, exp:10, power:7, FILE.json, optimal. Repeatable.")],
     kl: Annotated[list[float] | None, Parameter(help="KL budget in nats. Repeatable.")] = None,
-    beta: Annotated[list[float] | None, Parameter(help="The paper's β instead of --kl. Repeatable.")] = None,
-    sweep: Annotated[bool, Parameter(help="25 budgets from 0.01 to 5 nats instead.")] = False,
+    beta: Annotated[list[float] | None, Parameter(help="The paper's β, instead of --kl. Repeatable.")] = None,
+    sweep: Annotated[bool, Parameter(help="25 budgets from 0.01 to 5 nats, instead of --kl.")] = False,
     base: BaseName = None,
     rho: Annotated[
-        list[float] | None, Parameter(help="Besides, for a policy that knows ranks with this correlation. Repeatable.")
+        list[float] | None, Parameter(help="Also show a policy that knows ranks with this correlation. Repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which win rate, KL and β transformations lead to."""
+    """Show the win rate, KL and β of transformations."""
     from infalign.method.procedures import parse_procedure
     from infalign.theory import curve as theory
 
     if (kl is not None) + (beta is not None) + sweep != 1:
-        raise ConfigError("a curve needs either --kl or --beta or --sweep")
+        raise ConfigError("give --kl, --beta or --sweep")
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     points: list[Point] = []
     notes: list[InfalignError | str] = []
@@ -124,15 +119,13 @@ def choose(
     *,
     procedure: ProcedureName,
     kl: Annotated[float, Parameter(help="KL budget in nats.")],
-    rollouts: Annotated[
-        int | None, Parameter(help="K, the reference rollouts per prompt that calibrate rewards.")
-    ] = None,
+    rollouts: Annotated[int | None, Parameter(help="K, the number of reference rollouts per prompt.")] = None,
     base: BaseName = None,
     judged: Annotated[
-        Path | None, Parameter(help="The base's responses with reward and judge_reward: win by the judge.")
+        Path | None, Parameter(help="Base responses with reward and judge_reward: win by the judge.")
     ] = None,
     stored: Annotated[
-        Path | None, Parameter(help="Stored rewards that tie, or pass rates: what the budget buys on them.")
+        Path | None, Parameter(help="Stored rewards with ties, or pass rates; shows what the budget gains on them.")
     ] = None,
     output: Annotated[Path | None, Parameter(help="Write the recommended transformation to FILE.json.")] = None,
     as_json: AsJson = False,
@@ -150,11 +143,11 @@ def choose(
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     if stored is not None:
         if given := [name for name, value in {"base": base, "judged": judged, "output": output}.items() if value]:
-            raise ConfigError(f"--stored does not go with --{given[0]}")
+            raise ConfigError(f"--stored cannot be combined with --{given[0]}")
         _choose_on_stored(stored, served, kl, rollouts, as_json)
         return
     if rollouts is None:
-        raise ConfigError("give --rollouts K, or --stored FILE with rewards")
+        raise ConfigError("give --rollouts K, or --stored FILE")
     judge = estimated_judge(judged_samples(judged), theirs or served) if judged else None
     ranking = choose_transform(served, kl=kl, rollouts=rollouts, base=theirs, judge=judge)
     if file:
@@ -172,7 +165,7 @@ def _choose_on_stored(path: Path, procedure: "Served", kl: float, rollouts: int 
     from infalign.method.procedures import rewinds
 
     if rewinds(procedure):
-        raise ConfigError(f"the optimum on stored rewards is known for procedures by the rank, not {procedure.name}")
+        raise ConfigError(f"the optimum on stored rewards needs a procedure by rank, not {procedure.name}")
     found = measure_budgets(read_stored_rewards(path, rollouts), procedure, [kl])
     if as_json:
         print_json(asdict(found[0]))
@@ -194,21 +187,21 @@ def _print_points(points: "list[Point]", console: Console) -> None:
         cells += [] if point.draws is None else [f"{point.draws:.2f}"]
         table.add_row(point.transform, *cells, *[f"{point.error:.0e}"] * rough)
     served = (
-        "the base policy served alike" if first.base == first.procedure else f"a base policy served as {first.base}"
+        "the base policy served alike" if first.base == first.procedure else f"the base policy served as {first.base}"
     )
     heading(console, f"{first.procedure} against {served}")
     console.print(table)
     if first.base_draws is not None:
-        say(console, f"The base policy needs {first.base_draws:.2f} draws.", wrap=True)
+        say(console, f"The base policy needs {first.base_draws:.2f} samples.", wrap=True)
     if rough:
-        say(console, "error: how far KL and win rates (as shares) may be off; usual is 1e-12", wrap=True)
+        say(console, "error: numerical error bound of KL and win rates (as fractions); usually 1e-12", wrap=True)
 
 
 def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> None:
     """Print a row for each candidate, and what to write into a recipe."""
     against = "" if ranking.base == ranking.procedure else f" against {ranking.base}"
     measure = "win rate by the judge, %" if ranking.judge else "win rate, %"
-    setting = f"{ranking.procedure}{against} at {ranking.kl:g} nats, {ranking.rollouts} rollouts per prompt"
+    setting = f"{ranking.procedure}{against} at a KL of {ranking.kl:g} nats, {ranking.rollouts} rollouts per prompt"
     heading(console, f"{setting}: {measure}")
     columns = ["transform", *["memorizes"] * bool(ranking.prompts), "generalizes", "exact ranks", "behind,\npoints"]
     table = plain_table(*columns, breaking=[0])
@@ -220,9 +213,9 @@ def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> N
         table.add_row(one.transform.name, *cells)
     console.print(table)
     notes = [
-        f"± one standard error of {ranking.prompts} simulated prompts, the same for all"
+        f"± one standard error over {ranking.prompts} simulated prompts, the same for all candidates"
         if ranking.prompts
-        else "What a policy that memorizes ranks wins is not known for this procedure."
+        else "For this procedure, the win rate of a policy that memorizes ranks is not known."
     ]
     notes += [_gain_in_words(ranking.judge)] if ranking.judge else []
     for note in notes:
@@ -231,20 +224,21 @@ def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> N
         say(console, f"left out: {name}: {reason}")
     best, ties = ranking.recommended, sum(one.ties for one in ranking.candidates)
     named = not best.transform.name.startswith(("optimal:", "judged:"))
-    say(console, f"\nRecommended: {best.transform.name}" + (f", the simplest of {ties} that tie" if ties > 1 else ""))
+    said = f", the simplest of {ties} equally good" if ties > 1 else ""
+    say(console, f"\nRecommended: {best.transform.name}{said}")
     say(console, f"  transform: {best.transform.name if named else file or 'FILE.json'}")
     say(console, f"  kl_budget: {ranking.kl:g}")
     if file and named:
         say(console, f"{file} holds the same transformation; a recipe accepts either.")
     elif not (file or named):
-        say(console, "It has no name: --output FILE.json writes it.")
+        say(console, "This transformation has no name: write it to a file with --output FILE.json.")
 
 
 def _gain_in_words(found: "JudgeGain") -> str:
-    words = f"The judge is known from {found.prompts} prompts × {found.samples} samples"
+    words = f"The judge was measured on {found.prompts} prompts × {found.samples} samples"
     if found.misfit > 2.0 * found.noise:
-        words += f"; the fit misses its measured chances by {100 * found.misfit:.1f} points, more than their error"
+        words += f"; the fit misses the measurements by {100 * found.misfit:.1f} points, more than their error"
     if found.gain is None or found.low is None or found.high is None:
         return f"{words}."
     interval = f"{100 * found.gain:+.1f} points ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-    return f"{words}. judged over optimal, exact ranks, on prompts that it has not seen: {interval}."
+    return f"{words}. judged over optimal, exact ranks, cross-fitted on prompts: {interval}."

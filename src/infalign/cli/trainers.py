@@ -13,31 +13,30 @@ Example:
   infalign serve-reward runs/demo --transform exp:10
   curl localhost:5000/health
 
-Trainers post to /get_reward: OpenRLHF {query, prompts, labels}, slime {prompt,
+Trainers POST to /get_reward: OpenRLHF {query, prompts, labels}, slime {prompt,
 response, label}; a label is a JSON object with prompt, prompt_id and
 reference_rewards of calibrated.parquet. The answer has the shaped reward, the
-win rate and the reward. Any --host but this machine's own needs a token in
-INFALIGN_SERVE_TOKEN, which requests carry as Authorization: Bearer.
+win rate and the reward. A --host other than this machine needs a token in
+INFALIGN_SERVE_TOKEN, which requests send as Authorization: Bearer.
 """
 
 
 EXPORT_EPILOGUE = """\
 Example:
   infalign export runs/demo --to verl --transform exp:10 --kl 1
-writes runs/demo/export/verl/train.parquet and prints the command that trains
-on it, with the flags that leave the transformation as it is: RLOO, KL in the
-reward at the weight that spends the budget, sampling from the policy itself.
-Batch sizes and the machine's flags are yours to add.
+writes runs/demo/export/verl/train.parquet and prints the training command with
+the flags that preserve the transformation: RLOO, and KL in the reward at the
+weight that spends the budget. Add batch sizes and the flags of your machine.
 """
 
 
 def export(
-    run: Annotated[Path, Parameter(help="A run directory that is calibrated.", completer=runs)],
+    run: Annotated[Path, Parameter(help="A run directory with calibrated rewards.", completer=runs)],
     /,
     *,
-    to: Annotated[Literal["trl", "verl", "openrlhf"], Parameter(help="The trainer.")],
+    to: Annotated[Literal["trl", "verl", "openrlhf"], Parameter(help="The trainer to export for.")],
     transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10.")],
-    kl: Annotated[float, Parameter(help="How far the policy may move, in nats per response.")],
+    kl: Annotated[float, Parameter(help="KL budget, in nats per response.")],
 ) -> None:
     """Write a run's calibrated prompts for another trainer, and print how to start it."""
     import shlex
@@ -61,7 +60,7 @@ def serve_reward(
     host: Host = "127.0.0.1",
     port: Port = 5000,
 ) -> None:
-    """Serve the calibrated and transformed reward over HTTP, for trainers that ask a server."""
+    """Serve the calibrated and transformed reward over HTTP, for trainers that call a reward server."""
     from infalign.integrations.environment import calibrated, find_tokenizer
     from infalign.integrations.server import app
     from infalign.serving.web import listen, token_for

@@ -15,11 +15,10 @@ Examples:
   infalign win-rate --policy p.csv --base b.csv --procedure standard \\
     --procedure best-of-8 --procedure worst-of-8 --json
 
-A row is one sampled response: prompt_id, reward, and optionally judge_reward,
-which then decides who wins while reward selects what is served, and length in
-tokens, which adds the win rate at equal length. Every sample is used for every
-N, ties count one half, and intervals are over prompts. The base samples must
-be fresh: not those that the rewards were calibrated with.
+A row is one sampled response: prompt_id, reward, and optionally judge_reward
+(decides who wins, while reward selects) and length in tokens (adds the win rate
+at equal length). All samples are used for every N, ties count half, intervals
+are over prompts. Base samples must not be those used for calibration.
 """
 
 
@@ -29,9 +28,9 @@ def win_rate(
     base: Annotated[Path, Parameter(help="The base policy's table.")],
     procedure: Annotated[list[str], Parameter(help="standard, best-of-4, worst-of-4, rewind:0.85:32, ... Repeatable.")],
     base_procedure: BaseName = None,
-    common_prompts: Annotated[bool, Parameter(help="Leave out, and count, prompts that one table lacks.")] = False,
-    confidence: Annotated[float, Parameter(help="Of the intervals.")] = 0.95,
-    seed: Annotated[int, Parameter(help="Of the bootstrap.", validator=Number(gte=0))] = 0,
+    common_prompts: Annotated[bool, Parameter(help="Leave out prompts of only one table.")] = False,
+    confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
+    seed: Annotated[int, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure inference-time win rates on two tables of rewards."""

@@ -75,25 +75,25 @@ class Method:
 METHODS = {
     "qrpo": Method("QRPO on the procedure's transformation", "qrpo", AWARE, ours=True),
     "qrpo-identity": Method("QRPO on the identity: ordinary RLHF on the win rate", "qrpo", "identity"),
-    "qrpo-raw": Method("QRPO on the reward as it is: ordinary RLHF", "qrpo", "raw"),
-    "qrpo-raw-prompt": Method("QRPO on the reward standardized by prompt", "qrpo", "raw-prompt"),
+    "qrpo-raw": Method("QRPO on the raw reward: ordinary RLHF", "qrpo", "raw"),
+    "qrpo-raw-prompt": Method("QRPO on the reward standardized per prompt", "qrpo", "raw-prompt"),
     "resample": Method("fine-tuning on weighted rollouts, same transformation", "resample", AWARE),
     "ipo": Method("IPO on pairs of rollouts", "ipo"),
     "bonbon": Method("BoNBoN: the best and the worst of n, the paper's loss", "bonbon"),
     "bon-sft": Method("fine-tuning on the best of n", "bon-sft"),
     "rloo": Method("RLOO on the procedure's transformation", "rloo", AWARE, ours=True),
     "rloo-identity": Method("RLOO on the identity", "rloo", "identity"),
-    "rloo-raw": Method("RLOO on the reward as it is", "rloo", "raw"),
-    "rloo-raw-prompt": Method("RLOO on the reward standardized by prompt", "rloo", "raw-prompt"),
-    "rloo-par": Method("RLOO on preference as reward", "rloo", "par"),
+    "rloo-raw": Method("RLOO on the raw reward", "rloo", "raw"),
+    "rloo-raw-prompt": Method("RLOO on the reward standardized per prompt", "rloo", "raw-prompt"),
+    "rloo-par": Method("RLOO on the preference probability (PAR)", "rloo", "par"),
     "rloo-lsc": Method("RLOO on the log-sigmoid of the centered reward", "rloo", "lsc:0.85"),
     "ppo": Method("PPO on the procedure's transformation", "ppo", AWARE, ours=True),
     "ppo-identity": Method("PPO on the identity", "ppo", "identity"),
-    "ppo-raw": Method("PPO on the reward as it is", "ppo", "raw"),
+    "ppo-raw": Method("PPO on the raw reward", "ppo", "raw"),
     "grpo": Method("GRPO without group statistics, same transformation", "grpo", AWARE, ours=True),
-    "grpo-raw": Method("GRPO without group statistics, on the reward as it is", "grpo", "raw"),
+    "grpo-raw": Method("GRPO without group statistics, on the raw reward", "grpo", "raw"),
     "maxk": Method("policy gradient of the served win rate itself", "maxk", ours=True),
-    "bond": Method("J-BOND: towards Best-of-2 of a moving anchor", "bond"),
+    "bond": Method("J-BOND: toward Best-of-2 of a moving anchor", "bond"),
 }
 
 
@@ -110,7 +110,7 @@ def read_method(name: str) -> Method:
     if (match := re.fullmatch(r"(.+)-for-(\d+)", name)) and match[1] in METHODS:
         method, n = METHODS[match[1]], int(match[2])
         if method.transform != AWARE:
-            raise ConfigError(f"there is no {name}: {match[1]} has the same transformation for every N")
+            raise ConfigError(f"{name} does not exist: {match[1]} has the same transformation for every N")
         return replace(method, about=f"{method.about}, for N = {n}", n=n)
     raise ConfigError(f"unknown method {name!r}; {hint(name, METHODS)}")
 
@@ -119,8 +119,8 @@ def extreme_procedure(recipe: Recipe) -> Extreme:
     """Return the recipe's procedure. Raises ConfigError unless it is best- or worst-of-N."""
     if not is_extreme(recipe.procedure):
         raise ConfigError(
-            f"methods are compared for best-of-N or worst-of-N, and the recipe's procedure is {recipe.procedure.name}; "
-            "change procedure, for example --set procedure=best-of-4"
+            "methods can be compared for best-of-N or worst-of-N, but the recipe's procedure is "
+            f"{recipe.procedure.name}; change it, for example with --set procedure=best-of-4"
         )
     return recipe.procedure
 

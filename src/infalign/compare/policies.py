@@ -45,7 +45,7 @@ class MethodPolicies:
                 policy = _policy_at(source, method, budget)
                 name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
                 if source.policies.get(name, policy).model_dump() != policy.model_dump():
-                    raise ConfigError(f"the recipe has another policy of the name {name}; rename it")
+                    raise ConfigError(f"the recipe already has another policy named {name}; rename that policy")
                 policies[name] = policy
                 if name not in names:
                     names.append(name)
@@ -54,7 +54,7 @@ class MethodPolicies:
         self.recipe = source.model_copy(update={"policies": policies})
 
     def law_at(self, name: str, nats: float) -> Law | None:
-        """Return theory's law of a policy at so many nats; None if there is none."""
+        """Return theory's law of a policy at this KL; None if there is none."""
         return self.recipe.policies[name].theory.law_at(self.recipe.procedure, nats)
 
     def bracketed(self, spent: Mapping[str, float]) -> "MethodPolicies":
@@ -83,7 +83,7 @@ def check_budgets(budgets: Sequence[float] | None) -> tuple[float, ...]:
     """Return KL budgets, `BUDGETS` for None, in order. Raises ConfigError for one that is not positive."""
     given = BUDGETS if budgets is None else budgets
     if not given or not all(0 < budget < math.inf for budget in given):
-        raise ConfigError(f"KL budgets are {list(given)}; give positive numbers of nats such as 0.5 and 1")
+        raise ConfigError(f"KL budgets must be positive numbers of nats such as 0.5 and 1; found {list(given)}")
     return tuple(sorted(set(given)))
 
 

@@ -48,19 +48,19 @@ def checked_url(url: str) -> str:
     """
     parts = urlsplit(url)  # raises ValueError for an invalid host
     if "@" in url:
-        raise ValueError("a URL with a user or a password would be written into the run directory; use api_key_env")
+        raise ValueError("a URL must not contain a user or password, since it is stored; use api_key_env")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("a URL starts with http:// or https:// and a host")
+        raise ValueError("a URL must start with http:// or https:// and a host")
     given = "&".join((parts.query, parts.fragment)).replace(";", "&")
     if secret := next((name for name, _ in parse_qsl(given, keep_blank_values=True) if SECRET_NAME.search(name)), None):
-        raise ValueError(f"a URL with {secret}=… would be written into the run directory; use api_key_env")
+        raise ValueError(f"a URL must not contain {secret}=…, since it is stored; use api_key_env")
     return url
 
 
 def checked_variable(name: str) -> str:
     """Return the name of an environment variable. Raises ValueError, which does not quote it: it may be a key."""
     if VARIABLE_NAME.fullmatch(name) is None:
-        raise ValueError("api_key_env is the name of a variable (letters, digits and _), not the key itself")
+        raise ValueError("api_key_env must be the name of a variable (letters, digits and _), not the key itself")
     return name
 
 
@@ -73,11 +73,11 @@ def api_key(variable: str | None) -> str | None:
         return None
     key = os.environ.get(variable, "")
     if not key:
-        raise ConfigError(f"the environment variable {variable}, which should hold the API key, is not set")
+        raise ConfigError(f"the environment variable {variable} for the API key is not set")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"the environment variable {variable} holds a line break, a space or another character that no API key "
-            "has; set it to the key alone"
+            f"the environment variable {variable} contains a line break, a space or another character that API keys "
+            "do not have; set it to the key alone"
         )
     return key
 
@@ -205,14 +205,14 @@ class Server:
                 failed, why = failed or time.monotonic(), f"{why}: {quote_answer(said, self.key)}"
                 left, first = failed + seconds - time.monotonic(), first or why
                 if not may_pass(error):
-                    raise ConfigError(f"{self.url} refused the request with {why}") from error
+                    raise ConfigError(f"{self.url} refused the request: {why}") from error
                 if wait > left:
-                    before = "" if first == why else f"the first attempt gave {first}, "
+                    before = "" if first == why else f"the first attempt failed with {first}, "
                     raise PartialError(
-                        f"{self.url} did not answer for {seconds:.0f} s, {before}the last attempt gave {why}; what is "
-                        "done is kept, so start the server, or correct its address, and run the same command again"
+                        f"{self.url} did not answer for {seconds:.0f} s; {before}the last attempt failed with "
+                        f"{why}. Start the server or correct its address, then rerun the same command"
                     ) from error
-                LOGGER.warning("%s: %s; again in %.0f s, for %.0f s more", self.url, why, wait, left)
+                LOGGER.warning("%s: %s; retrying in %.0f s, for another %.0f s", self.url, why, wait, left)
             await sleep(wait)
 
     async def _attempt(self, client: httpx2.AsyncClient, body: object, max_bytes: int) -> httpx2.Response:
@@ -229,7 +229,7 @@ class Server:
         try:
             with fail_after(self.read_seconds):
                 async with aclosing(await client.send(request, stream=True)) as answer:
-                    said = "the answer began and did not end"
+                    said = "the answer was incomplete"
                     async for part in answer.aiter_bytes():
                         received += part
                         if len(received) > max_bytes:

@@ -50,11 +50,11 @@ class Settings(BaseModel):
     @classmethod
     def _means_itself(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError(f"it is no switch, found {value}")
+            raise ValueError(f"must be true or false, found {value}")
         if isinstance(value, int) and value.bit_length() > 63:
-            raise ValueError("a whole number of more than 64 bits")
+            raise ValueError("must be a whole number of at most 64 bits")
         if isinstance(value, str) and NOT_IN_TEXT.search(value):
-            raise ValueError(f"text with NUL or half a surrogate pair cannot be stored, found {shown(value)}")
+            raise ValueError(f"text with NUL or half a surrogate pair cannot be stored; found {shown(value)}")
         return value
 
 
@@ -69,11 +69,11 @@ def errors_at(found: Mapping[str, tuple[str, str]]) -> ValidationError:
 
 def _hint(key: str, known: Collection[str]) -> str:
     near = nearest(key, known)
-    return f"did you mean `{near}`?" if near else f"known here: {', '.join(known)}"
+    return f"did you mean `{near}`?" if near else f"known keys: {', '.join(known)}"
 
 
 class Kind(Settings):
-    """Base of settings that are one of several kinds, told apart by one key (`one_of`)."""
+    """Base of settings that are one of several kinds, which one key selects (`one_of`)."""
 
     discriminator: ClassVar[str] = "kind"  # what messages call such a kind
 
@@ -103,7 +103,7 @@ def spelled(parse: Callable[[str], Named]) -> tuple[PlainValidator, PlainSeriali
 
 
 def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
-    """Return the type of settings of one of ``kinds``, told apart by ``key``, which may be left out for ``default``.
+    """Return the type of settings of one of ``kinds``, selected by ``key``, which may be left out for ``default``.
 
     A key of other kinds is refused with their names.
     """

@@ -63,12 +63,12 @@ def unwritable(path: Path, why: str) -> InfalignError:
     """Return the error for a file or folder that cannot be written, with what its disk has free."""
     folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
     disk = os.statvfs(folder)
-    free = f"{disk.f_bavail * disk.f_frsize / 1e9:.1f} GB are free"
+    free = f"{disk.f_bavail * disk.f_frsize / 1e9:.1f} GB free"
     if disk.f_files and not disk.f_favail:
-        free += ", but no inodes for more files"
+        free += ", but no free inodes"
     return InfalignError(
-        f"{path} cannot be written ({why}; {free}); what was there is kept, so make room or fix "
-        "the disk and run the same command again"
+        f"cannot write {path} ({why}; {free}); the previous content is kept: free space or fix the disk, then rerun "
+        "the same command"
     )
 
 
@@ -143,9 +143,9 @@ def read_record(path: str | Path) -> dict[str, Any]:
             raise ValueError("it is no file")
         record: dict[str, Any] = json.loads(Path(path).read_bytes())
         if record.pop("blake2b", None) != _seal(record):
-            raise ValueError("its content is not what its hash says")
+            raise ValueError("its content does not match its hash")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete it and run the same command again") from error
+        raise DataError(f"{path} is damaged ({error}); delete it and rerun the same command") from error
     return record
 
 
@@ -172,16 +172,16 @@ def read_table(path: str | Path, columns: Sequence[str] | None = None) -> pa.Tab
     """
     if not Path(path).is_file():
         raise DataError(
-            f"{path} {'is no file' if Path(path).exists() else 'does not exist'}; run the step that writes it"
+            f"{path} {'is not a file' if Path(path).exists() else 'does not exist'}; rerun the step that writes it"
         )
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             absent = set(columns or ()) - set(file.schema_arrow.names)
             if absent:
-                raise DataError(f"{path} has no column {sorted(absent)}; run the step that writes it again")
+                raise DataError(f"{path} has no column {sorted(absent)}; rerun the step that writes it")
             return file.read(None if columns is None else list(columns))
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is damaged ({error}); delete it and run the step that writes it again") from error
+        raise DataError(f"{path} is damaged ({error}); delete it and rerun the step that writes it") from error
 
 
 def listed(table: pa.Table, column: str) -> list[Any]:

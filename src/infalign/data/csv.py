@@ -20,6 +20,6 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             where = f"{path} line {reader.line_num}"
             if None in row or None in row.values():
                 raise DataError(
-                    f"{where}: the header names {len(reader.fieldnames or [])} cells, the row has others; correct it"
+                    f"{where}: the header has {len(reader.fieldnames or [])} cells, this row does not; correct it"
                 )
             yield where, row

@@ -158,8 +158,8 @@ def load_examples(
                 raise DataError(f"{error}; drop the row or pass --skip-invalid") from error
             skipped.append(str(error))
     if not examples:
-        reason = f"all {len(skipped)} are invalid, the first: {skipped[0]}" if skipped else "there are none"
-        raise DataError(f"no example is left of the rows: {reason}")
+        reason = f"all {len(skipped)} rows are invalid; first: {skipped[0]}" if skipped else "there are no rows"
+        raise DataError(f"no valid examples: {reason}")
     return examples, skipped
 
 
@@ -183,7 +183,7 @@ def parse_example(row: Mapping[str, Any], where: str) -> Example:
         if rejected is not None:
             rejected = _check_reply(rejected, "rejected response")
             if chosen == rejected:
-                raise DataError("the chosen and the rejected response are identical, which says nothing")
+                raise DataError("the chosen and the rejected response are identical")
         columns = {name: value for name, value in row.items() if name not in fields.read}
         if isinstance(tools := columns.get("tools"), str):
             columns["tools"] = read_json(tools, "tools")
@@ -214,7 +214,7 @@ def _check_reply(replied: Conversation, what: str) -> Conversation:
     if not replied or not (replied[-1]["content"].strip() or "tool_calls" in replied[-1]):
         raise DataError(f"the {what} is empty")
     if weights := [turn["weight"] for turn in replied if turn.get("weight", 1) != 1]:
-        raise DataError(f"a message of the {what} has the weight {weights[0]!r}, and only 1 is used")
+        raise DataError(f"a message of the {what} has weight {weights[0]!r}; only weight 1 is supported")
     return _without_weights(replied)
 
 
@@ -225,13 +225,13 @@ def _without_weights(turns: Conversation) -> Conversation:
 def _check_use(row: _Row, *, alone: bool) -> None:
     """Raise DataError for a row whose weight is not 1, and for a response alone that is undesirable."""
     if row.columns.get("weight") not in (None, 1, "1"):
-        raise DataError(f"column weight is {row.columns['weight']!r}, and only 1 is used")
+        raise DataError(f"column weight is {row.columns['weight']!r}; only 1 is supported")
     for name in LABELS if alone else ():
         label = str(row.columns.get(name)).lower()
         if label in ("false", "0", "0.0"):
             raise DataError(
-                f"column {name} says that the response is undesirable, and a response alone is used as a "
-                "demonstration; keep the desirable rows, or write pairs of chosen and rejected"
+                f"column {name} marks the response as undesirable, but a row with one response is used as a "
+                "demonstration; keep only desirable rows, or write pairs of chosen and rejected"
             )
         row.read.update([name] if label in ("true", "1", "1.0") else [])
 
@@ -245,12 +245,12 @@ def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
             found = {meaning.get(str(value).removesuffix(".0")) for value in values.values()}
             chosen_one = found.pop()
             if found or chosen_one is None:
-                raise DataError(f"{' and '.join(f'{name} {value!r}' for name, value in values.items())} prefer no one")
+                raise DataError(f"{' and '.join(f'{name} {value!r}' for name, value in values.items())} prefer neither")
             prompt = _prompt(row, (asked,))
             first, second = (_reply(row, name, prompt) for name in answers)
             return (prompt, second, first) if chosen_one else (prompt, first, second)
     if unused := row.given(UNUSED):
-        raise DataError(f"column {next(iter(unused))} is not used; write messages, or prompt, chosen and rejected")
+        raise DataError(f"column {next(iter(unused))} is not supported; use messages, or prompt, chosen and rejected")
     conversation, response = row.first(CONVERSATIONS), row.first(RESPONSES)
     if conversation and response != "completion":
         prompt, chosen = _split(row.messages(conversation), conversation)
@@ -262,7 +262,7 @@ def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
         chosen = _reply(row, response, prompt) if response else ()
     else:
         raise DataError(
-            f"the columns {sorted(row.columns)} hold neither chosen and rejected, nor completion, nor messages"
+            f"the columns {sorted(row.columns)} contain neither chosen and rejected, nor completion, nor messages"
         )
     return prompt, chosen, _reply(row, "rejected_response", prompt) if row.given(("rejected_response",)) else None
 
@@ -277,9 +277,9 @@ def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
     )
     for column, replied in (("chosen", chosen), ("rejected", rejected)):
         if not replied:
-            raise DataError(f"{column} ends with a message of the user")
+            raise DataError(f"{column} ends with a user message")
     if prompt != other_prompt:
-        raise DataError("chosen and rejected differ before their replies")
+        raise DataError("chosen and rejected differ before their last reply")
     return _with_system(row, prompt), chosen, rejected
 
 
@@ -290,8 +290,8 @@ def _conversation(row: _Row, column: str) -> Conversation:
         return row.messages(column)
     if not value.startswith("\n\nHuman:"):
         raise DataError(
-            f"there is no prompt, and {column} is no transcript that starts with a Human turn; the row has "
-            f"{sorted(row.columns)}: if another column is the prompt, rename it to prompt"
+            f"there is no column prompt, and {column} is not a transcript that starts with a Human turn; the row "
+            f"has {sorted(row.columns)}: if another column is the prompt, rename it to prompt"
         )
     _, *parts = TURN.split(value)  # the blank after a colon is of the notation, others are of the text
     spoken = [
@@ -313,10 +313,10 @@ def _replying(messages: Conversation, column: str) -> Conversation:
     """Return messages, if they are a reply of the assistant, with its tools, or nothing."""
     for turn in messages:
         if turn["role"] not in ("assistant", "tool"):
-            raise DataError(f"{column} holds messages before its reply that are not the end of prompt")
+            raise DataError(f"the messages in {column} before its reply do not match the end of prompt")
     for turn, does in ((messages[0], "begins"), (messages[-1], "ends")) if messages else ():
         if turn["role"] != "assistant":
-            raise DataError(f"{column} {does} with a message of the {turn['role']}, not of the assistant")
+            raise DataError(f"{column} {does} with a message of the {turn['role']}; it must be one of the assistant")
     return messages
 
 
@@ -325,11 +325,11 @@ def _prompt(row: _Row, names: Sequence[str] = PROMPTS) -> Conversation:
     value = row.value(name)
     prompt = read_conversation(value, name, "user")
     if isinstance(value, str) and FOREIGN_TURN.match(value):
-        raise DataError(f"{name} is a transcript of several turns; give it as messages")
+        raise DataError(f"{name} is a transcript of several turns; write it as messages")
     if name not in INPUTS and (name == "instruction" or "instruction" not in row):
         for column, text in row.given(INPUTS).items():
             if len(prompt) > 1:
-                raise DataError(f"column {column} is no part of a prompt of several messages; write it into them")
+                raise DataError(f"column {column} cannot be combined with messages; write it into them")
             prompt = ({**prompt[0], "content": f"{prompt[0]['content']}\n\n{read_text(text, column)}"},)
     return _with_system(row, prompt)
 
@@ -339,7 +339,7 @@ def _with_system(row: _Row, prompt: Conversation) -> Conversation:
         turn = {"role": "system", "content": read_text(text, column)}
         if prompt and prompt[0]["role"] in ("system", "developer"):
             if prompt[0] != turn:
-                raise DataError(f"column {column} is another than the system turn of the messages; keep one of them")
+                raise DataError(f"column {column} differs from the system turn of the messages; keep one of them")
         else:
             prompt = (turn, *prompt)
     return prompt
@@ -355,6 +355,6 @@ def _reply(row: _Row, column: str, prompt: Conversation) -> Conversation:
 def _tldr_prompt(query: str) -> Conversation:
     post = TLDR_QUERY.fullmatch(query) if query.endswith("TL;DR:") else None  # or it would try again at every POST
     if post is None:
-        raise DataError("query is not of the form SUBREDDIT: r/…, TITLE: …, POST: …, TL;DR:")
+        raise DataError("query must have the form SUBREDDIT: r/…, TITLE: …, POST: …, TL;DR:")
     subreddit, title, body = post.groups()
     return ({"role": "user", "content": f"SUBREDDIT: {subreddit} TITLE: {title} POST: {body}"},)

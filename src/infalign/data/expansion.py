@@ -18,9 +18,9 @@ MAX_RATIO, HARMLESS_BYTES = (
 
 
 def check_expansion(path: Path, expanded: int) -> None:
-    """Raise DataError if a file that expands to so many bytes is more likely a bomb than data."""
+    """Raise DataError if a file that expands to this many bytes is more likely a bomb than data."""
     if expanded > HARMLESS_BYTES and expanded > MAX_RATIO * (size := path.stat().st_size):
         raise DataError(
-            f"{path} has {size:,} bytes and expands to more than {max(HARMLESS_BYTES, MAX_RATIO * size):,}; if that is "
-            "meant, write it again as .jsonl, which is not compressed"
+            f"{path} has {size:,} bytes and expands to more than {max(HARMLESS_BYTES, MAX_RATIO * size):,}; if this "
+            "is intended, decompress it and use the .jsonl file"
         )

@@ -37,18 +37,18 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     where = None
     try:
         if path.is_dir():
-            raise DataError(f"{path} is a directory; name one of its files")
+            raise DataError(f"{path} is a directory; give one of its files")
         if not path.is_file():
-            raise DataError(f"{path} does not exist; correct the path")
+            raise DataError(f"{path} does not exist")
         if read is None:
-            raise DataError(f"{path}: the ending is none of {', '.join(READERS)}; convert the file")
+            raise DataError(f"{path} must end in one of {', '.join(READERS)}; convert the file")
         for where, row in read(path):
             yield where, row
     except csv.Error as error:
         last = where or f"{path}'s header"
-        raise DataError(f"the row after {last} is no CSV ({error}); is a quote not closed? Correct the row") from error
+        raise DataError(f"the row after {last} is not valid CSV ({error}); check for an unclosed quote") from error
     except (OSError, EOFError, ValueError, ArithmeticError, zlib.error, pa.ArrowException) as error:
-        place = f"after {where}" if where else "from its start"
+        place = f"after {where}" if where else "from the start"
         raise DataError(f"{path} cannot be read {place} ({error}); fetch or write the file again") from error
     if where is None:
         raise DataError(f"{path} holds no rows")

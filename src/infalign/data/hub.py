@@ -21,8 +21,8 @@ class Hub(Settings):
     id: str = Field(description="a `datasets` id, e.g. Anthropic/hh-rlhf, or a local dataset folder")
     config: str | None = Field(None, description="one of its configurations (subsets), e.g. polite")
     split: str = Field("train", description="one of its splits")
-    revision: str | None = Field(None, description="a commit, branch or tag of the hub")
-    data_dir: str | None = Field(None, description="a folder inside it, e.g. harmless-base")
+    revision: str | None = Field(None, description="a commit, branch or tag")
+    data_dir: str | None = Field(None, description="a folder in the repository, e.g. harmless-base")
     data_files: str | list[str] | None = Field(
         None, description="its files, as names or patterns, e.g. data/2024-*.jsonl"
     )
@@ -47,7 +47,7 @@ def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import datasets
     except ImportError as error:
-        raise ConfigError("reading from the hub needs the library datasets; pip install 'infalign[train]'") from error
+        raise ConfigError("reading from the hub needs the package datasets; pip install 'infalign[train]'") from error
 
     source = f"{hub.id}/{hub.data_dir}[{hub.split}]" if hub.data_dir else f"{hub.id}[{hub.split}]"
     try:
@@ -62,7 +62,7 @@ def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
         said = str(error).strip().split("\n", 1)[0]
         bring = f"; without a network, bring the files: `hf download {hub.id} --repo-type dataset --local-dir {hub.id}`"
         bring = "" if hub.is_local else bring
-        raise ConfigError(f"{source} cannot be loaded ({said}); check id, config, split and data_dir{bring}") from error
+        raise ConfigError(f"cannot load {source} ({said}); check id, config, split and data_dir{bring}") from error
     for path in paths:
         yield from read_rows(path)
 

@@ -33,10 +33,10 @@ def _decoded(where: str, text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}); correct it") from error
+        raise DataError(f"{where}: not JSON ({error})") from error
 
 
 def _checked(where: str, row: object) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise DataError(f"{where}: it is {describe_type(row)}, not an object with columns; correct it")
+        raise DataError(f"{where}: the row must be an object with columns, found {describe_type(row)}")
     return row

@@ -20,9 +20,9 @@ def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
         where = f"{path} line {number}"
         blank += line.isspace()
         if blank > MAX_BLANK_LINES and blank > 0.9 * number:
-            raise DataError(f"{where}: {blank:,} lines up to here are blank; remove blank lines from the file")
+            raise DataError(f"{where}: {blank:,} blank lines up to here; remove blank lines from the file")
         if len(line) > MAX_LINE_BYTES:
-            raise DataError(f"{where}: longer than {MAX_LINE_BYTES:,} bytes; split the file into lines, or the line")
+            raise DataError(f"{where}: longer than {MAX_LINE_BYTES:,} bytes; put one row per line, or shorten it")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

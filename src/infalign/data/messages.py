@@ -99,7 +99,7 @@ def messages_of_text(text: str, column: str) -> Conversation | None:
         found = json.loads(text)
     except (ValueError, RecursionError):
         if LITERAL.match(text):
-            raise DataError(f"column {column} holds messages as Python prints them; write them as JSON") from None
+            raise DataError(f"column {column} contains messages in Python's notation; write them as JSON") from None
         return None
     said = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
     if all(isinstance(turn, dict) and any(names <= turn.keys() for names in said) for turn in found):
@@ -114,13 +114,13 @@ def read_messages(values: object, column: str) -> Conversation:
     """
     if not isinstance(values, list) or not values:
         raise DataError(
-            f"column {column} is {'empty' if values == [] else describe_type(values)}, not a list of messages"
+            f"column {column} must be a list of messages, found {'[]' if values == [] else describe_type(values)}"
         )
     messages: list[Message] = []
     for number, value in enumerate(chain.from_iterable(map(_turns, values)), 1):
         if not isinstance(value, dict):
             raise DataError(
-                f"message {number} of {column} is {describe_type(value)}, not an object with role and content"
+                f"message {number} of {column} must be an object with role and content, found {describe_type(value)}"
             )
         try:
             messages.append(_read_turn(value))
@@ -141,7 +141,7 @@ def _read_turn(value: Mapping[str, Any]) -> Message:
     role, said = read_text(value.get(names[0]), names[0]), value.get(names[1])
     role = SPEAKERS.get(role, role)
     if role not in ROLES:
-        raise DataError(f"the role is {role!r}, not {', '.join(ROLES[:-1])} or {ROLES[-1]}")
+        raise DataError(f"the role must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, found {role!r}")
     more = {name: field for name, field in value.items() if name not in names and field not in (None, [])}
     if isinstance(calls := more.get("tool_calls"), str):
         more["tool_calls"] = read_json(calls, "tool_calls")
@@ -155,20 +155,20 @@ def read_json(text: str, column: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"column {column} is no JSON ({error})") from None
+        raise DataError(f"column {column} is not valid JSON ({error})") from None
 
 
 def read_text(value: object, column: str) -> str:
     """Return a value that is text which UTF-8 can store. Raises DataError for any other."""
     if not isinstance(value, str):
-        raise DataError(f"column {column} is {describe_type(value)}, not text")
+        raise DataError(f"column {column} must be text, found {describe_type(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataError(f"column {column} holds half a surrogate pair, which UTF-8 cannot store") from None
+        raise DataError(f"column {column} contains half a surrogate pair, which UTF-8 cannot store") from None
     return value
 
 
 def describe_type(value: object) -> str:
     """Return what a value of JSON is, in words."""
-    return "null" if value is None else f"of type {type(value).__name__}"
+    return "null" if value is None else f"a value of type {type(value).__name__}"

@@ -19,16 +19,16 @@ class Source(Settings):
     """Where rows come from: exactly one of a file, a dataset id, reasoning-gym or a built-in task."""
 
     path: str | None = Field(None, description="a .jsonl, .json, .parquet or .csv file; JSON may be compressed")
-    hub: Hub | None = Field(None, description="a data set of the hub; `hub: NAME` means `hub: {id: NAME}`")
-    world: Count | None = Field(None, description="so many dialogues and preference pairs of the built-in world")
+    hub: Hub | None = Field(None, description="a data set on the hub; `hub: NAME` is short for `hub: {id: NAME}`")
+    world: Count | None = Field(None, description="number of dialogues and pairs of the built-in synthetic world")
     reasoning_gym: str | None = Field(
-        None, description="a task of reasoning-gym, e.g. chain_sum: `size` questions, which its checker can score"
+        None, description="a reasoning-gym task, e.g. chain_sum; its checker can score the answers"
     )
-    size: Count | None = Field(None, description="questions of `reasoning_gym`")
+    size: Count | None = Field(None, description="number of questions for `reasoning_gym`")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of `reasoning_gym`")
-    config: dict[str, Any] = Field({}, description="of the task of `reasoning_gym`, e.g. {max_terms: 3}")
-    sums: Count | None = Field(None, description="so many exercises of the built-in arithmetic (`infalign.sums`)")
-    limit: Count | None = Field(None, description="read at most so many rows")
+    config: dict[str, Any] = Field({}, description="for the `reasoning_gym` task, e.g. {max_terms: 3}")
+    sums: Count | None = Field(None, description="number of exercises from the built-in arithmetic (`infalign.sums`)")
+    limit: Count | None = Field(None, description="maximum number of rows to read")
 
     @field_validator("hub", mode="before")
     @classmethod
@@ -41,9 +41,9 @@ class Source(Settings):
         if sum(origin is not None for origin in origins) != 1:
             raise ValueError("give exactly one of path, hub, world, sums, reasoning_gym")
         if (self.reasoning_gym is None) != (self.size is None) or (self.size is None and (self.seed or self.config)):
-            raise ValueError("a task of reasoning_gym has a size, and only it has size, seed and config")
+            raise ValueError("reasoning_gym requires size; size, seed and config are only for reasoning_gym")
         if self.limit is not None and (self.world or self.sums) is not None:
-            raise ValueError("limit is for rows that are read; world and sums say how many there are")
+            raise ValueError("limit is for sources that are read; world and sums take their number of rows directly")
         return self
 
 
@@ -54,13 +54,13 @@ class Data(Settings):
     sources: Annotated[list[Source], Field(min_length=1)]
     test: list[Source] = Field([], description="test rows; without them `test_fraction` of `sources` is held out")
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.1, description="share of the conversations that is held out where `test` is empty"
+        0.1, description="fraction of the conversations held out if `test` is empty"
     )
     judge_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.5, description="share of the training pairs that only the judge learns from"
+        0.5, description="fraction of the training pairs reserved for the judge"
     )
-    skip_invalid: bool = Field(False, description="count and list invalid rows instead of stopping at the first")
-    max_prompt_tokens: Count = Field(256, description="prompts with more tokens are dropped and counted")
+    skip_invalid: bool = Field(False, description="skip, count and list invalid rows instead of stopping at the first")
+    max_prompt_tokens: Count = Field(256, description="longer prompts (in tokens) are dropped and counted")
 
 
 def read_examples(data: Data, sources: Sequence[Source], *, seed: int) -> tuple[list[Example], list[str]]:

@@ -19,7 +19,7 @@ def split_by_group(
     Raises ConfigError unless the fractions are non-negative and sum to 1.
     """
     if not all(fraction >= 0 for fraction in fractions.values()) or not math.isclose(sum(fractions.values()), 1):
-        raise ConfigError(f"the fractions {dict(fractions)} are not non-negative numbers that sum to 1; correct them")
+        raise ConfigError(f"the fractions {dict(fractions)} must be non-negative and sum to 1")
     names = list(fractions)
     bounds = list(accumulate(fractions.values()))[:-1]
     parts: dict[str, list[Example]] = {name: [] for name in names}

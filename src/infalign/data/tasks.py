@@ -18,18 +18,18 @@ def task_rows(task: str, *, size: int, seed: int, config: Mapping[str, Any]) -> 
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise ConfigError("questions are made by reasoning-gym; pip install 'infalign[rlvr]'") from error
+        raise ConfigError("reasoning_gym needs its package; pip install 'infalign[rlvr]'") from error
 
     if task not in DATASETS:
         raise ConfigError(f"reasoning-gym has no task {task}{did_you_mean(task, DATASETS, after='; ')}")
     try:
         made = reasoning_gym.create_dataset(task, size=size, seed=seed, **config)
     except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError(f"reasoning-gym cannot make {task} with the config {dict(config)}: {error}") from error
+        raise ConfigError(f"reasoning-gym cannot make {task} with config {dict(config)}: {error}") from error
     for number, entry in enumerate(made):
         row = {"prompt": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
         if number == 0:
             kept = json.loads(json.dumps(entry, default=str))
             if made.score_answer(entry["answer"], kept) != made.score_answer(entry["answer"], entry):
-                raise ConfigError(f"the checker of {task} needs more of a question than JSON keeps; use another task")
+                raise ConfigError(f"the checker of {task} needs data that JSON cannot store; use another task")
         yield f"{task} {number} of reasoning-gym", row

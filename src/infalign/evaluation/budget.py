@@ -17,7 +17,7 @@ from infalign.method.calibration import Array
 from infalign.method.optimum import optimum
 from infalign.method.procedures import BestOfN, RankProcedure, WorstOfN
 
-CAVEAT = "K rollouts know them only roughly, so a policy reaches less: the more rollouts, the nearer."
+CAVEAT = "K rollouts estimate them only roughly, so a policy reaches less; more rollouts narrow the gap."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
     rows = [(where, row["pass_rate"]) for where, row in read_rows(path) if "pass_rate" in row]
     if rows:
         if rollouts is None:
-            raise DataError(f"{path} has pass rates; --rollouts says of how many rollouts per prompt")
+            raise DataError(f"{path} has pass rates; give --rollouts K, the number of rollouts per prompt behind them")
         rates_P = np.zeros(len(rows))
         for prompt, (where, rate) in enumerate(rows):
             with suppress(TypeError, ValueError):
                 rates_P[prompt] = float(rate)
                 if 0 <= rates_P[prompt] <= 1:
                     continue
-            raise DataError(f"{where}: pass_rate is {rate!r}, no share from 0 to 1")
+            raise DataError(f"{where}: pass_rate must be between 0 and 1, found {rate!r}")
         right_P = np.rint(rates_P * rollouts)
         return np.asarray(np.arange(rollouts) >= rollouts - right_P[:, None], float)
     table = read_rewards(path)
@@ -110,17 +110,17 @@ def print_budgets(budgets: Sequence[Budget], console: Console) -> None:
     scale, unit, form = (100.0, ", %", ".1f") if first.metric.startswith("pass") else (1.0, "", ".3g")
     served = "–" if first.today is None else number(scale * first.today, form)
     about = f"{counted(first.prompts, 'prompt')} × {first.rollouts} rollouts; {first.metric} today {served}{unit[1:]}"
-    heading(console, "What the KL budget buys on these rewards", about)
+    heading(console, "What the KL budget gains on these rewards", about)
     table = plain_table("KL,\nnats", f"{first.metric}{unit}", "effective\nrollouts", "heaviest\nrollout")
     for kl, reached, effective, heaviest in budget_rows(budgets):
         table.add_row(f"{kl:.3g}", number(scale * reached, form), f"{effective:.3g}", f"{heaviest:.3g}")
     console.print(table)
     if unit:
-        say(console, f"By the shares (c + ½)/(K + 1) of c right of K, which training takes. {CAVEAT}", wrap=True)
+        say(console, f"Computed from the shares (c + ½)/(K + 1) for c right of K, as in training. {CAVEAT}", wrap=True)
     say(
         console,
-        f"{first.silent:.1%} of the prompts have one reward for all rollouts. At most {first.largest_kl:.3g} nats can "
-        "be spent.",
+        f"For {first.silent:.1%} of the prompts all rollouts have the same reward. At most {first.largest_kl:.3g} "
+        "nats can be spent.",
         wrap=True,
     )
 

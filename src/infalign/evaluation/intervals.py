@@ -85,7 +85,7 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     if not np.isfinite(values).all():
         raise DataError(f"the value of prompt {np.flatnonzero(~np.isfinite(values))[0]} is not finite")
     if not 0.0 < confidence < 1.0:
-        raise ConfigError(f"the confidence of an interval lies between 0 and 1, found {confidence}")
+        raise ConfigError(f"the confidence level must be between 0 and 1, found {confidence}")
     prompts, mean = values.size, values.mean()
     spread = values - mean
     square = float(spread @ spread)

@@ -31,11 +31,11 @@ def estimated_judge(base: Samples, procedure: Procedure, *, seed: int = 0) -> Es
     and for fewer samples in a half than ``procedure`` draws; ConfigError for Rewind-and-Repeat.
     """
     if rewinds(procedure):
-        raise ConfigError(f"a judge is estimated against a base served by ranks, not by {procedure.name}")
+        raise ConfigError(f"estimating a judge needs a base policy served by ranks; {procedure.name} is not")
     chances_PH = judged_chances(base, procedure, seed=seed)
     prompts, ranked = chances_PH.shape
     if prompts < 4:
-        raise DataError(f"a judge is estimated from at least 4 prompts, found {prompts}")
+        raise DataError(f"estimating a judge needs at least 4 prompts, found {prompts}")
     order = np.random.default_rng(seed).permutation(prompts)
     half = [chances_PH[part].mean(axis=0) for part in (order[: prompts // 2], order[prompts // 2 :])]
     whole = chances_PH.mean(axis=0)
@@ -60,7 +60,7 @@ def judged_chances(base: Samples, procedure: Procedure, *, seed: int = 0) -> Arr
     """
     prompts, samples = base.selected.shape
     if samples < MIN_JUDGED_SAMPLES:
-        raise DataError(f"a judge is estimated from at least {MIN_JUDGED_SAMPLES} samples per prompt, found {samples}")
+        raise DataError(f"estimating a judge needs at least {MIN_JUDGED_SAMPLES} samples per prompt, found {samples}")
     half, rng = samples // 2, np.random.default_rng(seed)
     chances_PH = np.zeros((prompts, half))
     for _ in range(RANDOM_SPLITS):

@@ -100,7 +100,7 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
     if not policy_logits.shape == reference_logits.shape == (*targets.shape, policy_logits.shape[-1]):
         raise ConfigError(
             f"logits of shape {tuple(policy_logits.shape)} (policy) and {tuple(reference_logits.shape)} (reference) "
-            f"for targets of shape {tuple(targets.shape)}; a KL needs two models of one vocabulary on the same tokens"
+            f"for targets of shape {tuple(targets.shape)}; a KL needs the same vocabulary and tokens"
         )
     # Blocks are of whole tokens: one row of the largest vocabularies is 2 MB, so smaller blocks would save nothing.
     rows = max(1, CHUNK // policy_logits.shape[-1])
@@ -109,11 +109,11 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
         found, impossible = map(torch.cat, zip(*(_block_kl(*block) for block in blocks), strict=True))
     if impossible.any():
         raise DataError(
-            f"a completion has token {targets[impossible][0]}, which the policy never draws there; pass the model that "
-            "drew the completions"
+            f"a completion has token {targets[impossible][0]}, to which the policy gives probability 0; pass the "
+            "model that sampled the completions"
         )
     if found.isnan().any():
-        raise ConfigError("a model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint")
+        raise ConfigError("the model returns NaN or infinite logits; use an earlier checkpoint")
     kls: Array = found.cpu().numpy()
     return kls
 

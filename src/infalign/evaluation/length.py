@@ -21,7 +21,7 @@ MAX_LOG_ODDS = 20.0  # log odds beyond this mean that the likelihood has no maxi
 def length_controlled(
     blocks: Sequence[tuple[Samples, Samples]], procedure: Procedure, base_procedure: Procedure | None = None
 ) -> Array:
-    """Return values, one a prompt, whose mean is the win rate at equal length, because judges favor length.
+    """Return one value per prompt; their mean is the win rate at equal length. Judges favor length.
 
     Over all pairs of samples, weighed as they are served, logit P(win) = α + γ·tanh(Δ/s) is fitted, Δ the policy's
     length minus the base's and s its standard deviation; the win rate at equal length is σ(α), which is AlpacaEval 2's
@@ -80,7 +80,7 @@ def length_controlled(
 def _never_equal(difference: float) -> DataError:
     """Return the error for lengths that all differ one way."""
     way = "longer" if difference > 0 else "shorter"
-    return DataError(f"every served response of the policy is {way} than the base's: none is of equal length")
+    return DataError(f"no pair of equal length: every served response of the policy is {way} than the base policy's")
 
 
 def _served_pairs(
@@ -120,5 +120,5 @@ def _fit_odds(x: Array, total: Array, won: Array) -> tuple[float, float, Array]:
         if np.abs(theta).max() > MAX_LOG_ODDS:
             break
     raise DataError(
-        "no win rate at equal length: every served pair is won, or every one lost, or length alone tells which"
+        "no win rate at equal length: the policy wins every served pair, loses every one, or length alone decides"
     )

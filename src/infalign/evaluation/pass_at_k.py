@@ -19,7 +19,7 @@ from infalign.method.calibration import Array, admitted
 from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
 from infalign.method.procedures.majority import MajorityVote
 
-NO_WIDTH = "every prompt has the same value, so the interval has no width and says nothing about other prompts"
+NO_WIDTH = "every prompt has the same value, so the interval has zero width and does not generalize to other prompts"
 KINDS: dict[str, Callable[[int], Procedure | MajorityVote]] = {
     "pass@": BestOfN,
     "pass^": WorstOfN,
@@ -57,11 +57,11 @@ class Metric:
         """
         correct = np.asarray(correct_PM, float)
         if correct.shape[1] < self.k:
-            raise DataError(f"{self.name} needs {self.k} responses to each prompt, found {correct.shape[1]}")
+            raise DataError(f"{self.name} needs {self.k} responses per prompt, found {correct.shape[1]}")
         if not isinstance(self.procedure, MajorityVote):
             weights = self.procedure.weights(correct)
         elif answers_PM is None:
-            raise DataError(f"{self.name} needs a column answer, which says which responses agree")
+            raise DataError(f"{self.name} needs a column answer that shows which responses agree")
         else:
             weights = self.procedure.weights(answers_PM)
         return np.asarray((weights * correct).sum(axis=1))
@@ -87,7 +87,7 @@ def pass_rates(
     """
     rows = [admitted(row) for row in rewards]
     if threshold is None and not all(np.isin(row, (0.0, 1.0)).all() for row in rows):
-        raise DataError("the rewards are graded, not 0 or 1; name the threshold from which on a response is right")
+        raise DataError("the rewards are not all 0 or 1; give the threshold at which a response counts as right")
     correct = rows if threshold is None else [(row >= threshold).astype(float) for row in rows]
     said = [None] * len(rows) if answers is None else [np.asarray(row)[None] for row in answers]
     found = []
@@ -115,7 +115,7 @@ def measure_table(
     if any(name.startswith("maj@") for name in metrics or ()):
         texts = [str(row["answer"]) for _, row in read_rows(path) if "answer" in row]
         if absent := len(table.prompt_ids) - len(texts):
-            raise DataError(f"{path}: {absent} rows have no column answer, which maj@k counts")
+            raise DataError(f"{path}: {absent} rows have no column answer, which maj@k needs")
         codes = np.unique(texts, return_inverse=True)[1]
         answers = [codes[own] for own in rows]
     return pass_rates(

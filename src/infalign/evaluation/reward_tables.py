@@ -132,14 +132,14 @@ def _read_by_row(path: Path) -> Rewards:
                 except ValueError as error:
                     raise DataError(f"{where}, prompt {row['prompt_id']!r}: {name} is {error}") from None
             if name in absent and values:
-                raise DataError(f"{absent[name]}: column {name} is missing or empty, other rows have it")
+                raise DataError(f"{absent[name]}: column {name} is missing or empty, but other rows have it")
     texts = pa.chunked_array([pa.array(found.pop("prompt_id"), pa.large_string())])
     return Rewards(path, texts, {name: np.array(values, float) for name, values in found.items() if values})
 
 
 def _prompt_text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"of type {type(value).__name__}, neither text nor a whole number")
+        raise ValueError(f"of type {type(value).__name__}; it must be text or a whole number")
     return str(value)
 
 
@@ -152,7 +152,7 @@ def _number(value: Any, path: Path) -> float:
     except OverflowError:  # whole numbers in JSON can be arbitrarily large
         found = math.inf
     except (TypeError, ValueError):
-        raise ValueError(f"{value!r}, not a number; write the number") from None
+        raise ValueError(f"{value!r}; it must be a number") from None
     if not math.isfinite(found):
         raise ValueError(f"{found}, which cannot be ranked; score the response again")
     if isinstance(number, int) and (problem := not_a_number(number)):
@@ -170,7 +170,7 @@ def pair(policy: Rewards, base: Rewards, *, common_prompts: bool = False, seed: 
     """
     if policy.judge != base.judge:
         has, lacks = (policy, base) if policy.judge == "judge_reward" else (base, policy)
-        raise DataError(f"{has.path} has the column judge_reward, {lacks.path} has not; add it or drop it")
+        raise DataError(f"{has.path} has the column judge_reward, {lacks.path} does not; add it or drop it")
     tables = (policy, base)
     texts, codes = _codes([table.prompt_ids for table in tables])
     counts = np.stack([np.bincount(code, minlength=len(texts)) for code in codes])
@@ -182,9 +182,9 @@ def pair(policy: Rewards, base: Rewards, *, common_prompts: bool = False, seed: 
             for table, places in zip(tables, alone, strict=True)
             if places.size
         ]
-        raise DataError(f"{'; '.join(found)}; {common.size:,} are in both, --common-prompts compares those")
+        raise DataError(f"{'; '.join(found)}; pass --common-prompts to compare the {common.size:,} prompts in both")
     if common.size == 0:
-        raise DataError(f"{policy.path} and {base.path} have no prompt in common")
+        raise DataError(f"{policy.path} and {base.path} have no prompts in common")
     rng = np.random.default_rng(seed)
     shuffled = [rng.permutation(code.size) for code in codes]
     rows = [order[np.argsort(code[order], kind="stable")] for code, order in zip(codes, shuffled, strict=True)]
@@ -217,7 +217,7 @@ def judged_samples(path: str | Path, *, seed: int = 0) -> Samples:
     """
     rewards = read_rewards(path)
     if rewards.judge != "judge_reward":
-        raise DataError(f"{path} has no column judge_reward; add the judge's score of every response")
+        raise DataError(f"{path} has no column judge_reward; add the judge's score of each response")
     blocks = pair(rewards, rewards, seed=seed).blocks
     fewest = min(block.policy.selected.shape[1] for block in blocks)
     columns = [

@@ -29,11 +29,10 @@ class Samples:
     def __post_init__(self) -> None:
         if self.selected.ndim != 2 or self.selected.shape != self.judged.shape:
             raise DataError(
-                f"selection rewards {self.selected.shape} and judge rewards {self.judged.shape} "
-                "must both be prompts × samples"
+                f"rewards {self.selected.shape} and judge rewards {self.judged.shape} must both be prompts × samples"
             )
         if self.lengths is not None and self.lengths.shape != self.selected.shape:
-            raise DataError(f"lengths {self.lengths.shape} must have the shape of the rewards {self.selected.shape}")
+            raise DataError(f"lengths {self.lengths.shape} must have the same shape as rewards {self.selected.shape}")
         for name, values in (
             ("selection reward", self.selected),
             ("judge reward", self.judged),
@@ -42,7 +41,7 @@ class Samples:
             if values is None:
                 continue
             if values.dtype.kind not in "biuf":
-                raise DataError(f"the {name}s are of type {values.dtype}, not numbers")
+                raise DataError(f"the {name}s must be numbers, found type {values.dtype}")
             if not np.isfinite(values).all():
                 prompt, sample = np.argwhere(~np.isfinite(values))[0]
                 raise DataError(
@@ -56,7 +55,7 @@ class Samples:
 
 
 def chunks(length: int, size: int) -> Iterator[slice]:
-    """Yield slices that cover ``length`` items, in each so many that at ``size`` numbers an item they fit the cache."""
+    """Yield slices that cover ``length`` items, each small enough for the cache at ``size`` numbers per item."""
     step = max(1, CHUNK // size)
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))

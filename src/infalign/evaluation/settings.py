@@ -24,7 +24,7 @@ def read_rewind(name: str) -> RewindAndRepeat:
     """Return the procedure that ``rewind`` spells. Raises ConfigError for another family or spelling."""
     procedure = parse_procedure(name)
     if not rewinds(procedure):
-        raise ConfigError(f"`rewind` is spelled rewind:QUANTILE:N, found {name}")
+        raise ConfigError(f"write `rewind` as rewind:QUANTILE:N; found {name}")
     if procedure.name != name:
         raise ConfigError(f"write {name} as {procedure.name}")
     return procedure
@@ -62,23 +62,24 @@ class Confidence:
 class Evaluate(Settings):
     """Fresh samples of the base and of every policy on the test prompts."""
 
-    prompts: Annotated[int, Field(ge=2)] = Field(128, description="test prompts at most")
+    prompts: Annotated[int, Field(ge=2)] = Field(128, description="maximum number of test prompts")
     samples: Annotated[int, Field(ge=4, le=MAX_DRAWS)] = Field(
-        64, description="responses of each model to a prompt; half of the base's are ranked among its others"
+        64, description="responses per model and prompt; half of the base policy's calibrate the other half"
     )
-    max_n: Count = Field(16, description="Best-of-N and Worst-of-N for all N up to this")
+    max_n: Count = Field(16, description="evaluate Best-of-N and Worst-of-N for all N up to this")
     rewind: RewindSetting | None = Field(
         None,
-        description="default: the procedure if it rewinds, or what the samples are enough for",
+        description="default: the procedure if it rewinds, else what the samples allow",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="of all intervals; a trained reward keeps those of its fitting"
+        0.95, description="of all intervals; a trained reward keeps the level it was fitted with"
     )
     truth: Literal["reward", "judge", "gold"] | None = Field(
-        None, description="whose rewards say what is right, for pass@k; none: the reward, if all are 0 or 1"
+        None,
+        description="the reward that says what is right, for pass@k; none: the reward, if it is 0 or 1",
     )
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="the reward of `truth` from which on a response is right, for rewards that are graded"
+        None, description="for graded rewards: a response is right if `truth` is at least this"
     )
 
     def with_rewind(self, procedure: Served) -> "Evaluate":

@@ -16,7 +16,7 @@ from infalign.evaluation.win_rates import rewind_draws, tie_rate, win_rates_of
 from infalign.method.calibration import Array
 from infalign.method.procedures import Procedure, parse_procedure, rewinds
 
-NO_WIDTH = "every prompt has the same win rate, so the interval has no width and says nothing about others"
+NO_WIDTH = "every prompt has the same win rate, so the interval has zero width and does not generalize to other prompts"
 
 
 def compare_tables(
@@ -112,9 +112,9 @@ def print_comparison(records: Sequence[Mapping[str, Any]], console: Console) -> 
     heading(
         console,
         f"Win rate of the policy over the base, judged by {first['judge']}",
-        f"{first['prompts']:,} prompts × {first['policy_samples']} policy and {first['base_samples']} base samples"
-        f"{f' ({left_out:,} prompts of one table left out)' if left_out else ''}, {first['confidence']:.0%} intervals, "
-        f"{first['ties']:.1%} of pairs tie",
+        f"{first['prompts']:,} prompts × {first['policy_samples']} policy and {first['base_samples']} base "
+        f"samples{f' ({left_out:,} prompts in only one table left out)' if left_out else ''}, "
+        f"{first['confidence']:.0%} intervals, {first['ties']:.1%} of pairs tie",
     )
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "win rate, %": lambda record: share({**record, "mean": record["win_rate"]})

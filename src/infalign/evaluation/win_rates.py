@@ -81,7 +81,7 @@ def win_rates_of(
     Raises DataError if the prompts differ in number or the samples are fewer than a procedure needs.
     """
     if len(policy.selected) != len(base.selected):
-        raise DataError(f"the policy has {len(policy.selected)} prompts, the base {len(base.selected)}")
+        raise DataError(f"the policy has {len(policy.selected)} prompts, the base policy {len(base.selected)}")
     pairs = list(zip(procedures, procedures if base_procedures is None else base_procedures, strict=True))
     # A procedure that only looks at ranks has one table of weights for all prompts; others need each prompt's rewards.
     by_rank = [i for i, pair in enumerate(pairs) if all(map(looks_at_ranks, pair))]

@@ -49,8 +49,9 @@ def _loaded() -> CalibratedReward:
     source, shaping = os.environ.get("INFALIGN_REWARD"), os.environ.get("INFALIGN_TRANSFORM")
     if not source or not shaping:
         raise ConfigError(
-            f"the environment variable INFALIGN_{'TRANSFORM' if source else 'REWARD'} is not set; set INFALIGN_REWARD "
-            "to a run directory, package.module:function, a URL or a classifier, and INFALIGN_TRANSFORM, such as exp:10"
+            f"the environment variable INFALIGN_{'TRANSFORM' if source else 'REWARD'} is not set; set "
+            "INFALIGN_REWARD to a run directory, package.module:function, a URL or a classifier, and "
+            "INFALIGN_TRANSFORM, such as exp:10"
         )
     return calibrated(source, shaping)
 
@@ -83,7 +84,7 @@ def _reward(source: str) -> RewardFunction:
     check_reachable(source)
     device = os.environ.get("INFALIGN_DEVICE", "auto")
     if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"INFALIGN_DEVICE is {device}; it is auto, cpu or cuda")
+        raise ConfigError(f"INFALIGN_DEVICE must be auto, cpu or cuda, found {device}")
     return ClassifierReward.load(source, device=Compute.model_validate({"device": device}).torch_device())
 
 
@@ -125,8 +126,8 @@ def calibrated_row(row: Any, what: str) -> tuple[list[Message], Any]:
     given = row if isinstance(row, Mapping) else {}
     if absent := [name for name in ("prompt", "reference_rewards") if given.get(name) is None]:
         raise DataError(
-            f"{what} has no {' and no '.join(absent)}, it begins {str(row)[:60]!r}; put the columns prompt, prompt_id "
-            "and reference_rewards of calibrated.parquet into it"
+            f"{what} lacks {' and '.join(absent)} (it begins {str(row)[:60]!r}); add the columns prompt, prompt_id "
+            "and reference_rewards of calibrated.parquet"
         )
     return conversation(given["prompt"], given.get("prompt_id")), given["reference_rewards"]
 
@@ -135,21 +136,21 @@ def conversation(prompt: Any, identity: str | None) -> list[Message]:
     """Return a prompt as messages with role and content.
 
     Raises DataError for text, as frameworks make it with a chat template, and if ``identity``, the id of the prompt
-    whose reference rewards come along, is another prompt's.
+    with these reference rewards, is another prompt's.
     """
     turns = [] if isinstance(prompt, str) or not hasattr(prompt, "__iter__") else list(prompt)
     if not turns or not all(isinstance(turn, Mapping) and turn.keys() >= {"role", "content"} for turn in turns):
         raise DataError(
-            f"the prompt is no conversation, it begins {str(prompt)[:60]!r}; its reward is for messages with role and "
-            "content, not for text that a chat template has rendered: give the column `prompt` of calibrated.parquet"
+            f"the prompt must be a list of messages, not rendered text (it begins {str(prompt)[:60]!r}); pass the "
+            "column `prompt` of calibrated.parquet"
         )
     messages = [
         turn | {"role": str(turn["role"]), "content": str(turn["content"])} for turn in from_cell(map(dict, turns))
     ]
     if identity is not None and prompt_id(messages) != identity:
         raise DataError(
-            f"the prompt is not the one of its reference_rewards ({identity}) any more, it begins "
-            f"{messages[0]['content'][:60]!r}; leave its messages as calibrated.parquet has them, without a system "
-            "prompt or template on top"
+            f"the prompt differs from the one with these reference_rewards ({identity}; it begins "
+            f"{messages[0]['content'][:60]!r}); keep its messages as in calibrated.parquet, without an added system "
+            "prompt or template"
         )
     return messages

@@ -47,8 +47,8 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     dated = Path(this.reference).is_dir() and prints_date(this.reference)
     if policy.fit is None and (policy.chat_template is not None or dated):
         raise ConfigError(
-            f"a trainer would read {this.reference} without the {'day' if dated else 'chat template'} of the run; in a "
-            f"copy of the folder save the tokenizer of {this.layout.tokenizer}, and start the run from that"
+            f"{this.reference} lacks the {'day' if dated else 'chat template'} of the run, which a trainer needs; "
+            f"save the tokenizer of {this.layout.tokenizer} in a copy of the folder, and start the run from the copy"
         )
     check_opened(this, this.layout.data, this.layout.calibrated, this.reference, *this.reward_inputs("reward"))
     this.provenance.check(this.layout)

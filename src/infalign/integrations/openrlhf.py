@@ -52,7 +52,7 @@ def parse_label(label: Any, said: str) -> tuple[list[Message], str, Any]:
     try:
         row = label if isinstance(label, dict) else json.loads(label)
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"a label is no JSON object, it begins {str(label)[:60]!r}") from error
+        raise DataError(f"a label must be a JSON object; it begins {str(label)[:60]!r}") from error
     messages, references = calibrated_row(row, "a label")
     return messages, said, references
 
@@ -64,8 +64,8 @@ def response(query: str, prompt: str, words: Any) -> str:
     """
     if not query.startswith(prompt):
         raise DataError(
-            f"a query does not begin with its prompt, but with {query[:60]!r} for {prompt[:60]!r}, so where the "
-            "response begins is unknown; render prompts so that they encode and decode to themselves"
+            f"a query must begin with its prompt, {prompt[:60]!r}, but begins with {query[:60]!r}, so the response "
+            "cannot be separated; render prompts so that they encode and decode to themselves"
         )
     return decode(words, [words.encode(query[len(prompt) :], add_special_tokens=False)])[0]
 

@@ -2,7 +2,7 @@
 
 Each actor holds the recipe's engine and reward and does one shard after another: some prompts with all of their
 rollouts, and their rewards, each file whole or not there. Shards have the names and the form that the run itself would
-give them, so a killed job goes on with those that are missing, and `infalign run` takes all as its own. What a killed
+give them, so a killed job resumes with those that are missing, and `infalign run` takes all as its own. What a killed
 node still writes is the same shard under the same name. All nodes see the run directory under one path.
 """
 
@@ -58,8 +58,8 @@ class Part:
         )
         if drawn and (fewer := min(drawn.values())) < k:
             raise ConfigError(
-                f"{self.rollouts} has {fewer} rollouts of a prompt, and rollout.k is {k}; a cluster draws whole "
-                "shards, so add to them with `infalign run --until rollout`, or choose another run_dir"
+                f"{self.rollouts} has {fewer} rollouts for a prompt, but rollout.k is {k}; a cluster samples only "
+                "whole shards: add the rest with `infalign run --until rollout`, or choose another run_dir"
             )
         names, missing = {shard.name for shard in shards}, list[int]()
         for number, start in enumerate(range(0, len(prompt_ids), SHARD_PROMPTS)):
@@ -132,7 +132,7 @@ class Actor:
 
 
 def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:
-    """Draw and score the rollouts of a recipe by ``actors`` with so many GPUs each, and return the run directory.
+    """Draw and score the rollouts of a recipe by ``actors`` with this many GPUs each, and return the run directory.
 
     Ray is a cluster that it finds, as by RAY_ADDRESS, or one that is started here with ``cpus`` logical CPUs. Raises
     ConfigError if what rollouts need is not done, or the cluster is too small.
@@ -142,8 +142,8 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
         by_name, found, todo = {unit.name: unit for unit in wanted}, identify(wanted), pending(wanted, run.layout.root)
         if before := [name for name in todo if by_name[name].stage not in ("rollout", "score")]:
             raise ConfigError(
-                f"{listed_names(before)} must be done before rollouts are drawn on a cluster; run "
-                "`infalign run RECIPE --until reward-model` first"
+                f"{listed_names(before)} must be done before sampling on a cluster; run `infalign run RECIPE "
+                "--until reward-model` first"
             )
         if todo:
             with _cluster(actors, gpus, cpus):
@@ -163,7 +163,7 @@ def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
         part.rollouts.mkdir(parents=True, exist_ok=True)
         part.scores.mkdir(parents=True, exist_ok=True)
     shards = [{"part": i, "shard": number} for i, part in enumerate(parts) for number in part.missing(k)]
-    say(console, f"{len(shards):,} shards of {SHARD_PROMPTS} prompts × {k} rollouts to do")
+    say(console, f"{len(shards):,} shards of {SHARD_PROMPTS} prompts × {k} rollouts left")
     if not shards:
         return
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -184,7 +184,7 @@ def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
                     raise getattr(errors, row["kind"])(row["said"])
                 display.update("shards", number, len(shards))
         except ray.exceptions.RayError as error:
-            raise InfalignError(f"Ray stopped ({first_line(error)}); the same command continues") from error
+            raise InfalignError(f"Ray stopped ({first_line(error)}); rerun the same command to resume") from error
         display.finish("shards")
 
 
@@ -195,19 +195,19 @@ def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
         import ray
         import ray.data
     except ImportError as error:
-        raise ConfigError(f"rollouts on a cluster need Ray ({error}); pip install 'infalign[ray]'") from error
+        raise ConfigError(f"sampling on a cluster needs Ray ({error}); pip install 'infalign[ray]'") from error
     try:
         ray.init(num_cpus=cpus, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
     except (ValueError, ConnectionError) as error:  # such as --cpus for a cluster that is there
-        raise ConfigError(f"Ray cannot be reached or started ({first_line(error)})") from error
+        raise ConfigError(f"cannot reach or start Ray ({first_line(error)})") from error
     try:
         there = ray.cluster_resources()
         # Without a CPU for what reads the list of shards, Ray Data would wait for ever.
         for what, needed in (("CPU", actors + 1.0), ("GPU", actors * gpus)):
             if there.get(what, 0.0) < needed:
                 raise ConfigError(
-                    f"{actors} actors need {needed:g} {what}s, and Ray has {there.get(what, 0.0):g}; give fewer "
-                    "--ray-actors, or a larger cluster"
+                    f"{actors} actors need {needed:g} {what}s, but Ray has {there.get(what, 0.0):g}; lower "
+                    "--ray-actors or use a larger cluster"
                 )
         yield
     finally:

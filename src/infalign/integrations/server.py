@@ -58,7 +58,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
             body = _json(await body_of(request, max_bytes=MAX_BYTES))
             if isinstance(body, dict) and "query" in body:
                 if words is None:
-                    raise DataError("start the server with INFALIGN_TOKENIZER to read queries of the policy")
+                    raise DataError("to read the policy's queries, start the server with INFALIGN_TOKENIZER")
                 async with reading:
                     rows = await asyncio.to_thread(_rows, _columns(body), words)
                 scores = await batches.done(rows)
@@ -71,7 +71,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
                 (one,) = await batches.done([parse_label(body["label"], body["response"])])
                 answer = one._asdict()
             else:
-                raise DataError("the body has neither query, prompts and labels nor prompt, response and label")
+                raise DataError("the body must have query, prompts and labels, or prompt, response and label")
         except InfalignError as error:
             status = 413 if isinstance(error, TooLargeError) else 422 if isinstance(error, DataError) else 500
             return JSONResponse({"error": str(error)}, status)
@@ -99,7 +99,7 @@ def _json(content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the body is no JSON: {error}") from error
+        raise DataError(f"the body is not valid JSON: {error}") from error
 
 
 def _rows(columns: list[tuple[str, str, Any]], words: Any) -> list[tuple[list[Message], str, Any]]:
@@ -117,7 +117,7 @@ def _columns(body: dict[str, Any]) -> list[tuple[str, str, Any]]:
     columns = [body.get(name) for name in ("query", "prompts", "labels")]
     lists = [column for column in columns if isinstance(column, list)]
     if len(lists) < 3 or len({*map(len, lists)}) > 1:
-        raise DataError("query, prompts and labels must be lists of one length")
+        raise DataError("query, prompts and labels must be lists of the same length")
     if not all(isinstance(text, str) for text in (*lists[0], *lists[1])):
-        raise DataError("query and prompts must be texts")
+        raise DataError("query and prompts must be text")
     return [*zip(*lists, strict=True)]

@@ -32,7 +32,7 @@ def compute_score(
 
     Raises DataError for a row without prompt or reference_rewards, and as `integrations.environment.score`.
     """
-    messages, references = calibrated_row(extra_info, f"extra_info of a row of {data_source!r}")
+    messages, references = calibrated_row(extra_info, f"extra_info of a {data_source!r} row")
     given = {"data_source": [data_source], "ground_truth": [ground_truth], "extra_info": [extra_info]}
     kept = given | row_columns([(extra_info or {}).get("columns", "")])
     return from_environment().scores([messages], [solution_str], [references], **kept)[0]._asdict()

@@ -37,9 +37,9 @@ class ByName(UserReward):
     def __post_init__(self) -> None:
         if self._form is None:
             raise ConfigError(
-                f"{self.name} takes ({', '.join(self._parameters)}), and a reward function is called by the names of "
-                "its parameters: (prompts, responses), TRL's (prompts, completions) or verl's (data_source, "
-                "solution_str, ground_truth, extra_info); other names are columns of the data"
+                f"{self.name} takes ({', '.join(self._parameters)}); a reward function must take (prompts, "
+                "responses), TRL's (prompts, completions) or verl's (data_source, solution_str, ground_truth, "
+                "extra_info); further parameters are columns of the data"
             )
 
     def __call__(
@@ -93,9 +93,13 @@ class ByName(UserReward):
             rows = [row for row, value in enumerate(columns.get(name, ())) if value is ABSENT]
             if name not in columns or rows:
                 others = sorted(columns.keys() - {name})
-                some = f"{len(rows)} of {len(prompts)} rows lack, first {_row(rows[0], prompts)}" if rows else ""
+                some = (
+                    f"is missing in {len(rows)} of {len(prompts)} rows, first in {_row(rows[0], prompts)}"
+                    if rows
+                    else ""
+                )
                 raise DataError(
-                    f"{self.name} needs the column {name}, which {some or 'every row lacks'}; there are "
+                    f"{self.name} needs the column {name}, which {some or 'is missing in every row'}; there are "
                     f"{', '.join(others) or 'no columns'}{did_you_mean(name, others, after='; ')}"
                 )
 
@@ -109,7 +113,7 @@ class ByName(UserReward):
         try:
             return signature(self.function).parameters
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"the parameters of {self.name} cannot be read ({error}); wrap it in a def") from error
+            raise ConfigError(f"cannot read the parameters of {self.name} ({error}); wrap it in a def") from error
 
     @cached_property
     def _form(self) -> str | None:

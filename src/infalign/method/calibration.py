@@ -35,10 +35,10 @@ def not_a_number(value: object) -> str | None:
     try:
         found = float(value)
     except OverflowError:
-        return "found inf, as no float is so large; return a smaller number"
+        return "found inf: the number exceeds the range of a float; return a smaller number"
     exact = int(value) if isinstance(value, Integral) else value  # NumPy compares its integers as floats
     if found != exact and not math.isnan(found):
-        return f"found {exact!r}, which no float holds: it would tie with others near it; return floats"
+        return f"found {exact!r}, which a float cannot represent, so it would tie with its neighbors; return floats"
     return None
 
 
@@ -68,20 +68,20 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
     rewards, references = admitted(rewards), admitted(sorted_reference_rewards, "reference rewards")
     if references.ndim not in (1, 2) or references.shape[-1] < 2:
         raise DataError(
-            f"calibration needs at least 2 reference rewards a prompt, found an array of shape {references.shape}"
+            f"calibration needs at least 2 reference rewards per prompt, found an array of shape {references.shape}"
         )
     for name, values in (("reward", rewards), ("reference reward", references)):
         if not np.isfinite(values).all():
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
             raise DataError(
-                f"{name} {where} is {values[where]}; a rank needs finite rewards, score that response again"
+                f"{name} {where} is {values[where]}; rewards must be finite to be ranked, so score that response again"
             )
     if (references[..., 1:] < references[..., :-1]).any():
         raise DataError("the reference rewards of a prompt must be sorted in ascending order")
     if references.ndim == 1:
         return _ranks(rewards, references)
     if rewards.shape[:-1] != references.shape[:-1]:
-        raise DataError(f"{rewards.shape[0]} prompts of rewards do not go with {references.shape[0]} of references")
+        raise DataError(f"rewards have {rewards.shape[0]} prompts, references {references.shape[0]}; they must match")
     ranks = np.empty(rewards.shape)
     for i in range(len(rewards)):
         ranks[i] = _ranks(rewards[i], references[i])

@@ -39,12 +39,12 @@ def advantages(rewards: ArrayLike, groups: ArrayLike, objective: str = "pass@8")
     """
     values, names = admitted(rewards), np.asarray(groups)
     if values.ndim != 1 or values.shape != names.shape or not np.isfinite(values).all():
-        raise DataError(f"advantages take one finite reward and one group per response, found {values.shape}")
+        raise DataError(f"advantages need one finite reward and one group per response, found {values.shape}")
     share, least = _objective(objective)
     found = np.empty(values.shape)
     _, group_of, sizes = np.unique(names, return_inverse=True, return_counts=True)
     if (smallest := int(sizes.min(initial=least))) < least:
-        raise DataError(f"{objective} needs {least} responses in each group, and one has {smallest}")
+        raise DataError(f"{objective} needs at least {least} responses per group; one group has {smallest}")
     for size in np.unique(sizes):
         rows_GM = np.stack([np.flatnonzero(group_of == group) for group in np.flatnonzero(sizes == size)])
         found[rows_GM] = share(values[rows_GM])
@@ -68,7 +68,7 @@ def _objective(name: str) -> tuple[Callable[[Array], Array], int]:
 
 def _maxrl(rewards_GM: Array) -> Array:
     if (rewards_GM < 0).any():
-        raise DataError("maxrl takes rewards that are not negative, such as 0 and 1")
+        raise DataError("maxrl needs non-negative rewards, such as 0 and 1")
     mean_G1 = rewards_GM.mean(axis=1, keepdims=True)
     return np.asarray((rewards_GM - mean_G1) / np.where(mean_G1 > 0, mean_G1, 1.0))
 

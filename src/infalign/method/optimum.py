@@ -117,21 +117,21 @@ def optimum(
     """
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     if rewinds(served):
-        raise ConfigError(f"the optimum is that of a procedure by rank, and {served.name} compares with a threshold")
+        raise ConfigError(f"the optimum needs a procedure by rank; {served.name} compares with a threshold")
     rewards = admitted(rewards_PK)
     if rewards.ndim != 2 or rewards.shape[1] < 2 or not np.isfinite(rewards).all():
-        raise DataError(f"rewards are a finite prompts × rollouts array with 2 rollouts or more, found {rewards.shape}")
+        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {rewards.shape}")
     if objective is None:
         if np.unique(rewards).size > 2:
             raise ConfigError(
-                "rewards have more than two values, so the objective must be named: reward or win-rate; in a recipe "
+                "rewards have more than two values, so name the objective, reward or win-rate; in a recipe, "
                 "transform: optimal:reward or optimal:win-rate"
             )
         objective = "reward"
     if (kl is None) == (beta is None):
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
-        raise ConfigError(f"beta is positive and finite, found {beta}")
+        raise ConfigError(f"beta must be positive and finite, found {beta}")
     laws = _Laws.of(np.sort(rewards, axis=1), served, objective, smoothed=smoothed)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
     solved = laws.solve(found_beta)
@@ -212,7 +212,7 @@ class _Laws:
         largest = self.mean(-np.log(self.p[:, -1]))
         if not 0 < kl < largest:
             raise ConfigError(
-                f"a KL of {kl:g} nats cannot be spent on these rewards; the budget is positive and below "
+                f"a KL of {kl:g} nats cannot be spent on these rewards; it must be positive and below "
                 f"{largest:.4g}, the mean of −log of the share of a prompt's best reward"
             )
 

@@ -77,7 +77,7 @@ class CalibratedReward:
         """Return each completion's shaped reward; logs the mean of Ĉ, the standard win rate, as ``win_rate``."""
         if reference_rewards is None:
             raise DataError(
-                "the training dataset has no column reference_rewards; make it with `infalign run --until calibrate`"
+                "the training data set has no column reference_rewards; make it with `infalign run --until calibrate`"
             )
         scores = self.scores(prompts, completions, reference_rewards, **columns)
         if log_metric is not None:
@@ -147,8 +147,8 @@ class PredictedRankReward:
         if (bad := np.flatnonzero(~np.isfinite(outputs) | ~np.isfinite(values))).size:
             raise DataError(
                 f"response {bad[0]}: the rank model's output is {outputs[bad[0]]} and {self.transform.name} of its "
-                f"sigmoid {values[bad[0]]}; both must be finite: fix the model, or choose a transformation that is "
-                "finite on [0, 1]"
+                f"sigmoid is {values[bad[0]]}; both must be finite: fix the model, or choose a transformation that "
+                "is finite on [0, 1]"
             )
         if log_metric is not None:
             log_metric("win_rate", float(ranks.mean()))
@@ -163,7 +163,7 @@ def _references(row: int, values: object) -> Array:
             raise DataError(f"found shape {references.shape} of {np.asarray(values).dtype}")
     except DataError as error:
         raise DataError(
-            f"row {row} of the column reference_rewards is no list of numbers ({error}); use `infalign run --until "
+            f"row {row}: reference_rewards must be a list of numbers ({error}); make it with `infalign run --until "
             "calibrate`"
         ) from error
     return references
@@ -201,8 +201,7 @@ def spoken_text(row: int, completion: object) -> str:
         return "\n\n".join(text for text in said if text)
     except (TypeError, KeyError) as error:
         raise DataError(
-            f"completion {row} is neither text nor a list of messages with role and text as content ({error!r}); a "
-            "reward reads what the assistant says in it"
+            f"completion {row} must be text or a list of messages with role and text as content ({error!r})"
         ) from error
 
 
@@ -227,7 +226,7 @@ def user_code(what: str, kind: type[InfalignError] = InfalignError) -> Iterator[
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(BETWEEN)]
         place = f" in {Path(frames[0].filename).name}, line {frames[0].lineno}" if frames else ""
         raise kind(
-            f"{what} {type(error).__name__}{place}: {_text(error)}; fix it and run the same command again"
+            f"{what} {type(error).__name__}{place}: {_text(error)}; fix it and rerun the same command"
         ) from error
 
 

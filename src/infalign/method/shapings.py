@@ -146,12 +146,12 @@ def parse_shaping(name: str) -> Shaping:
         return Ranked(parse_transform(name))
     if name.partition(":")[0] == "optimal":
         raise ConfigError(
-            "optimal needs the rewards of a run: a recipe has transform: optimal, optimal:reward or optimal:win-rate, "
-            "and Python the shaping of infalign.optimum(rewards, procedure, kl=...)"
+            "optimal needs the rewards of a run: in a recipe, write transform: optimal, optimal:reward or "
+            "optimal:win-rate; in Python, use the shaping of infalign.optimum(rewards, procedure, kl=...)"
         )
     raise ConfigError(
-        f"unknown transformation {name!r}; known: {', '.join(TRANSFORMATIONS)}, a table's FILE.json, and, not by the "
-        f"rank, {', '.join(SPELLINGS)}{did_you_mean(name, [*TRANSFORMATIONS, *SPELLINGS], after='; ')}"
+        f"unknown transformation {name!r}; known: {', '.join(TRANSFORMATIONS)}, a table's FILE.json, and, not based "
+        f"on ranks, {', '.join(SPELLINGS)}{did_you_mean(name, [*TRANSFORMATIONS, *SPELLINGS], after='; ')}"
     )
 
 
@@ -222,9 +222,9 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
     largest = mean_kl(scaled_PK, np.exp(LOWEST_LOG_BETA))
     if not 0 < kl < largest:
         raise ConfigError(
-            f"{shaped_PK.shape[1]} rollouts per prompt cannot spend a KL of {kl:g} nats; the budget must be positive "
-            f"and below {largest:.4g} (the mean of log K less the log of ties at the top): give a smaller budget or "
-            "sample more rollouts"
+            f"{shaped_PK.shape[1]} rollouts per prompt cannot spend a KL of {kl:g} nats; it must be positive and "
+            f"below {largest:.4g} (the mean of log K minus the log of ties at the top): lower the budget or sample "
+            "more rollouts"
         )
     highest = -0.5 * np.log(kl)  # a tilt by rewards of range 1 has a KL of at most 1/(8β²)
     return spread * float(

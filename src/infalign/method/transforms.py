@@ -62,8 +62,8 @@ def at_ranks(transform: Transformation, u: ArrayLike, rollouts: int) -> Array:
     bad = ~np.isfinite(phi)
     if bad.any():
         raise ConfigError(
-            f"the transformation {transform.name} is {phi[bad][0]:g} at the rank {u[bad][0]:g}; "
-            "give one that is finite at every rank above 0, and at 0 finite or −∞"
+            f"the transformation {transform.name} is {phi[bad][0]:g} at rank {u[bad][0]:g}; it must be finite at "
+            "every rank above 0, and finite or −∞ at 0"
         )
     return phi
 
@@ -197,9 +197,9 @@ class Tabulated:
                     f"{self.name}: {column} must be a list of finite numbers (at most {LARGEST_VALUE:g}), as long as v"
                 )
         if len(self.v) < 2 or self.v[0] != 0 or self.v[-1] != 1 or (np.diff(self.v) <= 0).any():
-            raise ConfigError(f"{self.name}: v must ascend strictly from 0 to 1")
+            raise ConfigError(f"{self.name}: v must increase strictly from 0 to 1")
         if np.ptp(self.phi) == 0:
-            raise ConfigError(f"{self.name}: phi is constant, which rewards nothing")
+            raise ConfigError(f"{self.name}: phi is constant, so there is nothing to learn")
 
     @property
     def scale(self) -> float:
@@ -304,4 +304,4 @@ def _read_table(path: Path) -> Tabulated:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a transformation that `infalign choose` wrote: {error!r}") from error
+        raise ConfigError(f"{path} was not written by `infalign choose`: {error!r}") from error

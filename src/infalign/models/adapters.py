@@ -18,11 +18,11 @@ def adapter_base(folder: str) -> str:
         about = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
         kind, base = about["peft_type"], about["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{folder}/adapter_config.json cannot be read ({error}); save the adapter again") from error
+        raise ConfigError(f"cannot read {folder}/adapter_config.json ({error}); save the adapter again") from error
     if kind != "LORA" or not isinstance(base, str) or not base:
         raise ConfigError(
-            f"{folder} is an adapter of the kind {kind} on {base or 'no base'}; only LoRA adapters that name their "
-            "base model are loaded: merge it into its base, and name the merged folder"
+            f"{folder} is an adapter of type {kind} on {base or 'no base'}; only LoRA adapters that name their base "
+            "model can be loaded: merge it into its base and use the merged folder"
         )
     return base
 
@@ -35,7 +35,7 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     """
     from peft import PeftModel, get_peft_model_state_dict
 
-    cannot = f"{folder} is no adapter of {model.name_or_path}"
+    cannot = f"{folder} is not an adapter of {model.name_or_path}"
     found = _weight_names(folder, cannot)
     with loading(cannot), catch_warnings():
         simplefilter("ignore")  # PEFT warns of missing weights
@@ -44,7 +44,7 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     # An embedding that training enlarged is in the file of its own accord, and PEFT has read it.
     odd = sorted(name for name in found ^ wanted if "lora_" in name or name in wanted)
     if odd:
-        raise ConfigError(f"{cannot}: in only one of both are {', '.join(odd[:6])}{' …' if len(odd) > 6 else ''}")
+        raise ConfigError(f"{cannot}: only one of them has {', '.join(odd[:6])}{' …' if len(odd) > 6 else ''}")
     return adapted.merge_and_unload().eval()
 
 
@@ -54,7 +54,7 @@ def _weight_names(folder: str | Path, cannot: str) -> set[str]:
 
     file = Path(folder) / "adapter_model.safetensors"
     if not file.is_file():
-        raise ConfigError(f"{folder} has no adapter_model.safetensors, and weights in pickles are never read")
+        raise ConfigError(f"{folder} has no adapter_model.safetensors; weights in pickle files are never read")
     with loading(cannot), safe_open(file, framework="pt") as weights:
         return set(weights.keys())
 
@@ -69,7 +69,7 @@ def load_merged(folder: str) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     base = adapter_base(folder)
-    cannot = f"the LoRA adapter {folder} cannot be loaded over its base {base}"
+    cannot = f"cannot load the LoRA adapter {folder} on its base {base}"
     names = {name.removeprefix("base_model.model.") for name in _weight_names(folder, cannot)}
     with loading(cannot):
         about = PeftConfig.from_pretrained(folder)

@@ -169,7 +169,7 @@ def _unread_field(tokenizer: Any, text: str, conversation: Messages, tools: Tool
         left = [{k: v for k, v in turn.items() if k != name or turn["role"] == "tool"} for turn in conversation]
         (other,) = _read(tokenizer, [left], [None if name == "tools" else tools], prompted=False)
         if isinstance(other, _Rendered) and other.text == text:
-            return f"the chat template does not read {name}; drop it, or use a template that does"
+            return f"the chat template does not use {name}; drop it, or use a template that does"
         known.add(name)
     return None
 

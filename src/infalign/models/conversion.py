@@ -40,7 +40,7 @@ def locate_model(model: str) -> str:
     if not folders or _ggufs(package):
         return model
     if len(folders) > 1:
-        raise ConfigError(f"{model}: the package {package.name} holds {len(folders)} models; give the path of one")
+        raise ConfigError(f"{model}: the package {package.name} contains {len(folders)} models; give the path of one")
     return str(folders[0])
 
 
@@ -63,23 +63,23 @@ def gguf_file(model: str) -> Path:
     """Return the GGUF file that a recipe names. Raises ConfigError if there is none, or several."""
     if not model.startswith(PACKAGE):
         if not Path(model).is_file():
-            raise ConfigError(f"there is no file {model}; correct the path")
+            raise ConfigError(f"the file {model} does not exist")
         with Path(model).open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise ConfigError(f"{model} cannot be read as a GGUF: it does not begin with these letters")
+                raise ConfigError(f"{model} cannot be read as a GGUF file: it does not begin with the letters GGUF")
         if part := PART.search(model):
             raise ConfigError(
-                f"{model} is one of {int(part[1])} parts of a GGUF; merge them into one file, with llama.cpp's "
-                "`llama-gguf-split --merge FIRST_PART ONE_FILE.gguf`, and name that"
+                f"{model} is one of {int(part[1])} parts of a GGUF file; merge them with llama.cpp's "
+                "`llama-gguf-split --merge FIRST_PART ONE_FILE.gguf` and use the merged file"
             )
         return Path(model)
     name = model.removeprefix(PACKAGE)
     try:
         found = _ggufs(distribution(name))
     except (PackageNotFoundError, ValueError) as error:
-        raise ConfigError(f"{model}: no package {name} is installed; `pip install {name}`") from error
+        raise ConfigError(f"{model}: the package {name} is not installed; `pip install {name}`") from error
     if len(found) != 1:
-        raise ConfigError(f"{model}: the package {name} holds {len(found)} GGUF files; give the path of one")
+        raise ConfigError(f"{model}: the package {name} contains {len(found)} GGUF files; give the path of one")
     return found[0]
 
 
@@ -132,12 +132,12 @@ def _read_gguf(model: str, file: Path) -> tuple[Any, Any]:
     try:
         import gguf  # noqa: F401 - transformers reads with it
     except ImportError as error:
-        raise ConfigError(f"{model} is a GGUF; reading one needs `pip install 'infalign[gguf]'`") from error
+        raise ConfigError(f"{model} is a GGUF file; reading it needs `pip install 'infalign[gguf]'`") from error
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32}
-    cannot = f"{file} cannot be read as a GGUF"
+    cannot = f"{file} cannot be read as a GGUF file"
     config = GgufConfig(dequantize=True)
     policy = read_weights(AutoModelForCausalLM, file.parent, cannot, quantization_config=config, **options)
     with loading(cannot):

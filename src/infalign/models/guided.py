@@ -104,7 +104,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     def _with_guide(
         cls, reference: PreTrainedModel, guide: dict[str, Any], layers: int, **parts: PreTrainedModel
     ) -> GuidedForCausalLM:
-        """Return the reference with an untrained guide of so many decoder ``layers``; only the guide is trainable."""
+        """Return the reference with an untrained guide of this many decoder ``layers``; only the guide is trainable."""
         own = reference.config
         config = GuidedConfig(
             own.to_dict(),

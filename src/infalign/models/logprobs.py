@@ -106,10 +106,10 @@ def scored_logits(
 def check_rows(prompt_ids: TokenIds, completion_ids: TokenIds) -> None:
     """Raise DataError if there is not one completion a prompt, or a prompt is empty."""
     if len(prompt_ids) != len(completion_ids):
-        raise DataError(f"{len(prompt_ids)} prompts do not go with {len(completion_ids)} completions")
+        raise DataError(f"the numbers of prompts ({len(prompt_ids)}) and completions ({len(completion_ids)}) differ")
     for row, prompt in enumerate(prompt_ids):
         if not len(prompt):
-            raise DataError(f"row {row}: the prompt has no tokens, so the first token has no context; begin with a BOS")
+            raise DataError(f"row {row}: the prompt has no tokens; begin it with a BOS token")
 
 
 def padded_batch(prompt_ids: TokenIds, completion_ids: TokenIds, device: Any) -> dict[str, torch.Tensor]:

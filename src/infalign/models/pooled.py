@@ -187,8 +187,8 @@ def response_opening(tokenizer: Any) -> list[int]:
     opening, special = begun[len(asked) :], {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     if begun[: len(asked)] != asked or answered[: len(begun)] != begun or not special & {*opening}:
         raise ConfigError(
-            f"the chat template of {tokenizer.name_or_path} does not open a response with a special token, so that "
-            "where it begins could not be told from what it says; train the reward model with `fit` instead of `head`"
+            f"the chat template of {tokenizer.name_or_path} does not open a response with a special token, so the "
+            "start of the response cannot be found; train the reward model with `fit` instead of `head`"
         )
     return opening if opening[-1] in special else [*opening[:-1], ANY_TOKEN]
 

@@ -35,7 +35,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
     check_causal(config, path)
     eos_token_id(tokenizer, path)
-    cannot = f"the weights in {path} cannot be loaded"
+    cannot = f"cannot load the weights in {path}"
     model = read_weights(AutoModelForCausalLM, path, cannot, config=config, dtype=dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -46,7 +46,7 @@ def check_causal(config: Any, path: str | Path) -> None:
     """Raise ConfigError for the configuration of a model that is no causal language model."""
     if not _is_causal(config):
         made = " ".join(config.architectures or []) or "no architecture"
-        raise ConfigError(f"{path} holds {made}, not a causal language model; name one, such as a chat model")
+        raise ConfigError(f"{path} contains {made}, not a causal language model; use one, such as a chat model")
 
 
 def _is_causal(config: Any) -> bool:
@@ -69,8 +69,8 @@ def load_without_head(path: str | Path, *, device: str = "cpu", dtype: str = "fl
     if _is_causal(config):
         return load_policy(path, device=device, dtype=dtype)[0].base_model
     if config.is_encoder_decoder:
-        raise ConfigError(f"{path} encodes one text and writes another; a head reads a language model or an encoder")
-    model = read_weights(AutoModel, path, f"the weights in {path} cannot be loaded", config=config, dtype=dtype)
+        raise ConfigError(f"{path} is an encoder-decoder model; a head needs a language model or an encoder")
+    model = read_weights(AutoModel, path, f"cannot load the weights in {path}", config=config, dtype=dtype)
     return model.to(device).eval()
 
 
@@ -80,9 +80,9 @@ def config_of(path: str | Path) -> Any:
     from transformers.utils import find_adapter_config_file
 
     if is_adapter(path):
-        raise ConfigError(f"{path} is a LoRA adapter, and a whole model is needed here; merge it into its base")
+        raise ConfigError(f"{path} is a LoRA adapter, but a whole model is needed here; merge it into its base")
     if is_hub_id(str(path)) and not Path(path).exists() and find_adapter_config_file(str(path)):
-        raise ConfigError(f"{path} is a LoRA adapter; `hf download {path} --local-dir FOLDER` and name the folder")
+        raise ConfigError(f"{path} is a LoRA adapter; `hf download {path} --local-dir FOLDER` and use the folder")
     with loading(f"{path} is not a model that can be loaded"):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
@@ -111,7 +111,7 @@ def read_weights(
         if name.startswith(below) and "pooler." not in name and name not in brought
     ]
     if missing:
-        raise ConfigError(f"{cannot}: it lacks weights that its architecture has: {', '.join(missing)}")
+        raise ConfigError(f"{cannot}: it lacks weights of its architecture: {', '.join(missing)}")
     return model
 
 
@@ -131,7 +131,7 @@ def add_network_guide(trunk: str | Path, reference: Any, tokenizer: Any, *, top_
     with loading(cannot):
         theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
     if theirs.get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(f"{cannot}: it has another tokenizer than the reference")
+        raise ConfigError(f"{cannot}: its tokenizer differs from the reference's")
     model = pad_vocabulary(model, reference.config.vocab_size)
     return GuidedForCausalLM.with_network(reference, model.to(reference.device), top_tokens)
 
@@ -147,7 +147,7 @@ def pad_vocabulary(model: Any, vocabulary: int) -> Any:
 def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:
     """Return the id of the token that ends a response."""
     if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer of {source} has no EOS token, so no response would end; set eos_token in it")
+        raise ConfigError(f"the tokenizer of {source} has no EOS token, so no response would end; set its eos_token")
     return int(tokenizer.eos_token_id)
 
 
@@ -190,9 +190,9 @@ def why_unloadable(error: Exception) -> str:
     """Return in one line why transformers cannot load a model, and where it is clear, what to do about it."""
     said = " ".join(str(error).split())
     if "trust_remote_code" in said:
-        return "it needs code of its own, which is never run; choose a model that transformers knows by itself"
+        return "it needs code of its own, which is never run; choose a model that transformers supports directly"
     if "named model.safetensors" in said:
-        return "there is no file named model.safetensors, and weights in pickles, which can run code, are never read"
+        return "it has no model.safetensors; weights in pickle files can run code and are never read"
     return f"{type(error).__name__}: {said[:300]}"
 
 
@@ -212,13 +212,13 @@ def check_reachable(model: str) -> None:
         HfApi().model_info(model, timeout=HUB_SECONDS)
     except HfHubHTTPError as error:
         raise ConfigError(
-            f"the hub does not give {model}; correct the name, or `hf auth login` for a model that asks who you are: "
+            f"the hub refused {model}; correct the name, or run `hf auth login` for a gated model: "
             f"{' '.join(str(error).split())[:300]}"
         ) from error
     except Exception as error:  # of the client, or of the network below it
         raise ConfigError(
-            f"{model} is no folder here, and the hub cannot be reached ({type(error).__name__}); where there is a "
-            f"network, `hf download {model} --local-dir FOLDER`, bring the folder here and name it instead"
+            f"{model} is not a local folder, and the hub cannot be reached ({type(error).__name__}); on a machine "
+            f"with a network, run `hf download {model} --local-dir FOLDER`, copy the folder here and use it instead"
         ) from error
 
 

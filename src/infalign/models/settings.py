@@ -12,7 +12,7 @@ from infalign.core.settings import Count, Positive, Settings
 
 NEW_WEIGHTS_RATE, PRETRAINED_RATE, ADAPTER_RATE = 1e-3, 2e-5, 2e-4  # the last two keep what a pretrained model knows
 
-ANY_MODEL = "folder, GGUF file, `package:NAME` of an installed one that holds either, or hub id"
+ANY_MODEL = "a folder, GGUF file, `package:NAME` of an installed package with either, or hub id"
 
 
 def is_hub_id(model: str) -> bool:
@@ -24,17 +24,17 @@ class Scratch(Settings):
     """The shape of a small Llama trained from nothing, with a tokenizer trained on the data."""
 
     vocabulary: Annotated[int, Field(ge=300)] = Field(
-        2048, description="tokens of the tokenizer; a reward's are the policy's"
+        2048, description="vocabulary size of the tokenizer; a reward uses the policy's"
     )
-    hidden: Count = Field(128, description="width, a multiple of twice the heads")
+    hidden: Count = Field(128, description="width; a multiple of twice the heads")
     layers: Count = Field(4, description="layers")
-    heads: Count = Field(4, description="attention heads of a layer")
-    context: Count = Field(512, description="tokens of prompt and response at most")
+    heads: Count = Field(4, description="attention heads per layer")
+    context: Count = Field(512, description="maximum number of tokens in prompt and response")
 
     @model_validator(mode="after")
     def _heads_share(self) -> "Scratch":
         if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden {self.hidden} is no multiple of 2 × {self.heads} heads, which each turn pairs")
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 × heads ({self.heads})")
         return self
 
 
@@ -42,7 +42,7 @@ class Adapter(Settings):
     """Low-rank adaptation; the model is saved with the adapter merged, and the adapter by itself in `adapter/`."""
 
     rank: Count = Field(16, description="rank of the adapter's matrices, on all linear layers")
-    alpha: Positive = Field(32.0, description="the adapter is scaled by alpha / rank")
+    alpha: Positive = Field(32.0, description="scale of the adapter: alpha / rank")
 
 
 class Lora(Adapter):
@@ -50,28 +50,28 @@ class Lora(Adapter):
 
     layers: Count | None = Field(
         None,
-        description="only the last layers; what an offline policy reads below them is computed once, kept on disk",
+        description=(
+            "train only the last layers; what offline policies read below them is computed once and kept on disk"
+        ),
     )
 
 
 class Fit(Settings):
     """How a model is trained."""
 
-    epochs: Annotated[float, Field(gt=0, le=10_000)] = Field(
-        1.0, description="passes over the rows; a part of one is allowed"
-    )
-    batch_size: Count = Field(32, description="sequences (or pairs) an optimizer step")
-    device_batch_size: Count | None = Field(None, description="of these at once on the device; default all")
+    epochs: Annotated[float, Field(gt=0, le=10_000)] = Field(1.0, description="passes over the rows; may be a fraction")
+    batch_size: Count = Field(32, description="sequences (or pairs) per optimizer step")
+    device_batch_size: Count | None = Field(None, description="sequences processed at once on the device; default: all")
     learning_rate: Positive | None = Field(
         None,
         description=f"after warm-up, falling to 0; default {NEW_WEIGHTS_RATE:g} for new weights, {PRETRAINED_RATE:g} "
         f"for pretrained ones, {ADAPTER_RATE:g} for an adapter on them",
     )
     max_length: Count = Field(512, description="longer rows are dropped and counted")
-    bf16: bool = Field(False, description="mixed precision, on a GPU or CPU that has it")
-    gradient_checkpointing: bool = Field(False, description="compute activations twice to save memory")
+    bf16: bool = Field(False, description="mixed precision, on a GPU or CPU that supports it")
+    gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
     lora: Lora | None = Field(
-        None, description="train an adapter instead of all weights, merged when the model is saved"
+        None, description="train an adapter instead of all weights; merged when the model is saved"
     )
 
     def with_learning_rate(self, *, pretrained: bool, adapter: bool = False) -> "Fit":
@@ -84,7 +84,9 @@ class Fit(Settings):
     @model_validator(mode="after")
     def _whole_accumulation(self) -> "Fit":
         if self.device_batch_size is not None and self.batch_size % self.device_batch_size:
-            raise ValueError(f"batch_size {self.batch_size} is no multiple of the device's {self.device_batch_size}")
+            raise ValueError(
+                f"batch_size {self.batch_size} must be a multiple of the device's {self.device_batch_size}"
+            )
         return self
 
 
@@ -93,9 +95,9 @@ class Model(Settings):
 
     model: str | None = Field(None, description=ANY_MODEL)
     scratch: Scratch | None = Field(
-        None, description="instead of `model`: a small Llama from nothing, and its tokenizer"
+        None, description="instead of `model`: a small Llama trained from scratch, with its tokenizer"
     )
-    fit: Fit | None = Field(None, description="how it is trained before it is used; without it it is used as it is")
+    fit: Fit | None = Field(None, description="training before use; without it, the model is used as it is")
 
     @model_validator(mode="after")
     def _one_start(self) -> "Model":
@@ -108,7 +110,7 @@ class PolicyModel(Model):
     """The policy before alignment; after `fit` (supervised fine-tuning) it is the reference policy."""
 
     chat_template: str | None = Field(
-        None, description="for a model without one: `plain`, or a Jinja file, FILE.jinja, beside the recipe"
+        None, description="for a model that has none: `plain`, or a Jinja file, FILE.jinja, beside the recipe"
     )
 
     @model_validator(mode="after")
@@ -118,7 +120,7 @@ class PolicyModel(Model):
         if self.scratch is not None and self.fit is None:
             raise ValueError("a policy from `scratch` needs `fit`")
         if self.chat_template is not None and self.scratch is not None:
-            raise ValueError("a policy from `scratch` has a chat template of its own: leave chat_template out")
+            raise ValueError("a policy from `scratch` has its own chat template: leave chat_template out")
         return self
 
 
@@ -138,12 +140,12 @@ class Compute(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="of a model where it draws, scores or is evaluated; training has fit.bf16",
+        description="of models that sample, score or are evaluated; for training see fit.bf16",
     )
     processes: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1, description="worker processes for rollouts and models trained side by side (CPU)"
+        1, description="worker processes: for rollouts, and for models trained side by side (CPU)"
     )
-    threads: Count | None = Field(None, description="torch threads a process; default: torch decides")
+    threads: Count | None = Field(None, description="torch threads per process; default: torch decides")
 
     def torch_device(self) -> str:
         """Return the torch device; ``auto`` is a GPU if there is one. Raises ConfigError for a missing one."""
@@ -156,7 +158,7 @@ class Compute(Settings):
                 torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             return "cuda"
         if self.device == "cuda":
-            raise ConfigError("compute.device is cuda, and torch finds no GPU here; use auto or cpu, or fix the driver")
+            raise ConfigError("compute.device is cuda, but torch finds no GPU; use auto or cpu, or fix the driver")
         return "cpu"
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ BATCH_TOKENS = 4096  # tokens per forward pass, which keeps the states of all la
 
 @dataclass(frozen=True)
 class StateFolder:
-    """A folder of shards with a model's states after these ``layers``, and with so many ``top_tokens`` (0: none).
+    """A folder of shards with a model's states after these ``layers``, and with this many ``top_tokens`` (0: none).
 
     With top tokens the last of the layers is the model's.
     """
@@ -55,7 +55,7 @@ def write_states(
     Shards that are there are kept. Raises ConfigError for a model that cannot be packed, and for too small a disk.
     """
     if not can_pack(model):
-        raise ConfigError("the reference has layers without full attention, so that no guide can read its states")
+        raise ConfigError("the reference has layers without full attention, so a guide cannot read its states")
     k, responded = len(responses) // len(prompts), sum(map(len, responses))
     of_token = len(folder.layers) * model.config.hidden_size * model.dtype.itemsize
     needed = (sum(map(len, prompts)) + responded) * of_token + 8 * responded * folder.top_tokens
@@ -63,9 +63,9 @@ def write_states(
     folder.path.mkdir(parents=True, exist_ok=True)
     if needed > (free := disk_usage(folder.path).free):
         raise ConfigError(
-            f"the states of the reference need {needed / 1e9:.1f} GB, and {folder.path} has {free / 1e9:.1f} GB left; "
-            "free some, lower guide.side.reads, or have each pass compute them anew: a guide with lora, one on a trunk "
-            "without top_tokens, or fit.lora without layers"
+            f"the reference's states need {needed / 1e9:.1f} GB, but {folder.path} has {free / 1e9:.1f} GB free; "
+            "free some, lower guide.side.reads, or recompute them in each pass: use a guide with lora, one on a "
+            "trunk without top_tokens, or fit.lora without layers"
         )
     with torch.inference_mode(), packing(model):
         for first in range(0, len(prompts), PROMPTS_PER_SHARD):

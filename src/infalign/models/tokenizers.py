@@ -35,7 +35,7 @@ def read_template(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"the chat template {name} cannot be read ({error}); name a Jinja file, or {' or '.join(TEMPLATES)}"
+            f"cannot read the chat template {name} ({error}); give a Jinja file, or {' or '.join(TEMPLATES)}"
         ) from error
 
 
@@ -73,20 +73,20 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, date: str |
         tokenizer.eos_token = tokenizer.sep_token
         tokenizer.chat_template = tokenizer.chat_template or ENCODER_TEMPLATE
     if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would never end; set its eos_token")
+        raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would not end; set its eos_token")
     if template is not None:
         begins_with_bos = template in TEMPLATES and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = ("{{ bos_token }}" if begins_with_bos else "") + read_template(template)
     set_date(tokenizer, date)
     if tokenizer.chat_template is None:
         raise ConfigError(
-            f"the tokenizer of {path} has no chat template; choose a model with one, or for the policy set "
-            "policy.chat_template to plain or to a file"
+            f"the tokenizer of {path} has no chat template; choose a model with one, or set policy.chat_template to "
+            "plain or to a file"
         )
     try:
         prompt_ids(tokenizer, [[{"role": "user", "content": "Hello"}]])
     except DataError as error:
-        raise ConfigError(f"the chat template of {path} cannot render one user turn: {error.__cause__}") from error
+        raise ConfigError(f"the chat template of {path} cannot render a single user turn: {error.__cause__}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -98,7 +98,7 @@ def check_response_end(tokenizer: Any, path: str | Path) -> None:
     asked, answered = conversation_ids(tokenizer, [turn, [*turn, reply("Hi")]])
     if answered.count(tokenizer.eos_token_id) <= asked.count(tokenizer.eos_token_id):
         raise ConfigError(
-            f"the chat template of {path} does not end a response with the tokenizer's EOS, {tokenizer.eos_token}, so "
-            "responses would not end; in a copy of the folder set eos_token to the token that ends a turn, or set "
-            "policy.chat_template to one that writes eos_token"
+            f"the chat template of {path} does not end a response with the tokenizer's EOS token, "
+            f"{tokenizer.eos_token}, so responses would not end; copy the folder and set eos_token to the token "
+            "that ends a turn, or set policy.chat_template to a template that writes eos_token"
         )

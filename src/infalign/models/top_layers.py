@@ -24,7 +24,7 @@ def count_layers_below(config: PreTrainedConfig, top: int) -> int:
     """Return how many layers of a model are below its ``top`` ones. Raises ConfigError if it has fewer."""
     depth: int = config.get_text_config(decoder=True).num_hidden_layers
     if top > depth:
-        raise ConfigError(f"lora.layers is {top}, and the model has {depth} layers: leave layers out, or lower it")
+        raise ConfigError(f"lora.layers is {top}, but the model has {depth} layers; lower it or leave it out")
     return depth - top
 
 
@@ -59,7 +59,7 @@ def starting_from_states(model: Any, top: int) -> Iterator[None]:
 def check_top_layers(model: Any, top: int) -> None:
     """Raise ConfigError unless the ``top`` layers of a model that packs can start from the states below them."""
     if not can_pack(model):
-        raise ConfigError("the reference has layers without full attention: leave lora.layers out")
+        raise ConfigError("the reference has layers without full attention; leave lora.layers out")
     ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config(decoder=True).vocab_size
     batch = PackedBatch.pack([ids[:4].tolist()], [ids[4:].tolist()], model.device)
     with evaluating(model), packing(model):
@@ -71,6 +71,4 @@ def check_top_layers(model: Any, top: int) -> None:
         except Exception:  # a model of another architecture can raise any exception
             found = torch.full_like(whole, torch.nan)
     if not (found - whole).abs().max() <= torch.finfo(model.dtype).eps ** 0.5 * (1 + whole.abs().max()):
-        raise ConfigError(
-            "the last layers of this model cannot start from the states below them: leave lora.layers out"
-        )
+        raise ConfigError("the last layers of this model cannot be run from stored states; leave lora.layers out")

@@ -1,4 +1,4 @@
-"""A reference's likeliest tokens, told apart, and all others as one class.
+"""A reference's likeliest tokens, each a class, and all others as one class.
 
 A guide whose Q is one number for all tokens but the reference's n likeliest has the normalizer of n + 1 classes, so the
 policy is exact, and a token to train on costs n products instead of a vocabulary's. Needs the ``train`` extra.

@@ -45,10 +45,10 @@ def held(root: Path) -> Iterator[None]:
         found = holder(root)
         by = describe(found) if found else "another process"
         raise InfalignError(
-            f"the run directory {root} is in use by {by}; wait until it ends, or choose another run_dir"
+            f"the run directory {root} is in use by {by}; wait until it finishes, or choose another run_dir"
         ) from None
     except OSError as error:
-        raise ConfigError(f"the run directory {root} cannot be made: {error.strerror}; change run_dir") from error
+        raise ConfigError(f"cannot create the run directory {root}: {error.strerror}; change run_dir") from error
     try:
         if lock.lock_counter == 1:
             marked = mark(root)

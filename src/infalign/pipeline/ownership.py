@@ -29,8 +29,8 @@ def check_run_dir(root: Path) -> None:
     # In this order: another process that starts here now writes the marker before anything visible.
     if found is not None and not (root / MARKER).is_file():
         raise ConfigError(
-            f"run_dir is {root}, which no run made: it holds {found.name}, and a run replaces and removes files in its "
-            "directory; choose a new or an empty one"
+            f"run_dir is {root}, which is not a run directory: it contains {found.name}, and a run replaces and "
+            "removes files in its directory; choose a new or an empty one"
         )
 
 
@@ -50,8 +50,8 @@ def check_inputs(inputs: Iterable[Path], wanted: Sequence[Unit]) -> None:
         for folder in (file, *file.parents):
             if folder in places:
                 raise ConfigError(
-                    f"the recipe reads {file}, and the run itself writes and removes {places[folder]}; name a copy of "
-                    "it elsewhere, or choose another run_dir"
+                    f"the recipe reads {file}, which the run itself would replace or remove ({places[folder]}); use "
+                    "a copy of it elsewhere, or choose another run_dir"
                 )
 
 
@@ -60,7 +60,7 @@ def check_outputs_free(wanted: Iterable[Unit], root: Path) -> None:
     for unit in wanted:
         for file in _foreign_files(unit, root):
             raise ConfigError(
-                f"{file} was not made by this run, and {unit.name} would replace it; move it elsewhere, or choose "
+                f"{file} was not made by this run, but {unit.name} would replace it; move it elsewhere, or choose "
                 "another run_dir"
             )
 
@@ -77,8 +77,7 @@ def claim(folder: Path, names: Iterable[str]) -> None:
     for path in places:
         if path.exists() or path.is_symlink():
             raise ConfigError(
-                f"{path} was not made by this run, and it would be replaced; move it elsewhere, and run the same "
-                "command again"
+                f"{path} was not made by this run, but would be replaced; move it elsewhere and rerun the same command"
             )
     folder.mkdir(exist_ok=True)
     write_record(listed, {"files": sorted(made | wanted)})

@@ -60,7 +60,7 @@ def _reasons(
     if waiting := [name for name in now if name in todo]:
         yield f"follows {listed_names(waiting)}"
     if again := [name for name in now if name not in todo and before.get(name, now[name]) != now[name]]:
-        yield f"{listed_names(again)} was done again"
+        yield f"{listed_names(again)} was redone"
     if new := [name for name in now if name not in todo and name not in before]:
         yield f"now needs {listed_names(new)}"
     if gone := [name for name in before if name not in now]:
@@ -77,8 +77,8 @@ def check_outputs(units: Iterable[Unit], root: Path) -> None:
     for unit in units:
         for flaw in flaws(made[unit.name]["output"] if unit.name in made else {}, root):
             raise DataError(
-                f"{root}: {flaw}, so it is not what {unit.name} made; delete it and run the recipe again, "
-                "which makes it again, or put it back from a copy"
+                f"{root}: {flaw}, so it is no longer what {unit.name} made; delete it and rerun the recipe to make it "
+                "again, or restore it from a copy"
             )
 
 

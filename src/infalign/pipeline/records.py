@@ -1,11 +1,12 @@
-"""The records of finished units in a run directory: ``stages/UNIT.json``."""
+"""The records of finished units in a run directory: ``stages/UNIT.json``, and their numbers as ``metrics.jsonl``."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.storage import read_record
+from infalign.core.storage import read_record, write_text
 
 Record = dict[str, Any]
 FORMAT = 3  # of the records; increase it when this version would misread records of the previous format
@@ -41,8 +42,21 @@ def records(root: Path) -> dict[str, Record]:
     for name, record in found.items():
         if record["format"] != FORMAT:
             raise ConfigError(
-                f"{root} was made by infalign {record['versions']['infalign']}, whose records this version does not "
-                f"know (stages/{name}.json has format {record['format']}, not {FORMAT}); install that version, or "
+                f"{root} was made by infalign {record['versions']['infalign']}, whose records this version cannot "
+                f"read (stages/{name}.json has format {record['format']}, not {FORMAT}); install that version, or "
                 "choose another run_dir"
             )
     return found
+
+
+def write_metrics(root: Path) -> None:
+    """Write ``metrics.jsonl`` from the records: a line per logged training step, and one per finished unit.
+
+    Written whole after each unit, it is consistent whenever and however often a run was stopped.
+    """
+    lines = []
+    for name, record in records(root).items():
+        which, summary = {"stage": record["stage"], "unit": name}, dict(record["summary"])
+        lines += [which | row for row in summary.pop("history", [])]
+        lines.append(which | {"seconds": record["seconds"]} | summary)
+    write_text(root / "metrics.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))

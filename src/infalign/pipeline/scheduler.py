@@ -16,7 +16,7 @@ from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import inventory, remove, write_record, write_text, writing
 from infalign.pipeline.ownership import check_outputs_free
 from infalign.pipeline.pending import Pending, check_outputs, holds, pending, reasons
-from infalign.pipeline.records import FORMAT, Record, record_path, records, started_path
+from infalign.pipeline.records import FORMAT, Record, record_path, records, started_path, write_metrics
 from infalign.pipeline.units import Summary, Unit, identify
 from infalign.pipeline.workers import Task, Workers, run_tasks
 
@@ -46,7 +46,7 @@ class Remaining:
     def describe(self, console: Console) -> None:
         """Print how much is done already, and why the rest is not."""
         if done := len(self.units) - len(self.todo):
-            say(console, f"{done} of {len(self.units)} steps are done already")
+            say(console, f"{done} of {len(self.units)} steps are already done")
         for line in reasons(self.todo):
             say(console, line, markup=False)
 
@@ -88,6 +88,7 @@ def run_units(
             "versions": dict(versions),
         }
         write_record(record_path(root, name), record)
+        write_metrics(root)
         say(console, f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}")
         for line in after_unit(record):
             say(console, f"[yellow]![/] {line}")

@@ -24,7 +24,7 @@ from infalign.core.signals import raise_outside
 
 REPORT_EVERY = 0.2  # seconds between progress reports of a worker
 STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
-LESS_MEMORY = "lower compute.processes or the batch sizes; the same command continues where this one stopped"
+LESS_MEMORY = "lower compute.processes or the batch sizes, then rerun the same command to resume"
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class _Pool:
         process.join(STOP_WITHIN)
         code, name = process.exitcode, self.busy[connection]
         ending = f"exit code {code}" if code is None or code >= 0 else f"killed by {signal.Signals(-code).name}"
-        return InfalignError(f"the worker process of {name} ended ({ending}); if memory ran out, {LESS_MEMORY}")
+        return InfalignError(f"the worker process of {name} ended ({ending}); if it ran out of memory, {LESS_MEMORY}")
 
 
 def _work(connection: Connection, threads: int | None) -> None:
@@ -230,13 +230,13 @@ def call(task: Task, on_progress: OnProgress, threads: int | None) -> tuple[Any,
         raise
     except ImportError as error:
         raise ConfigError(
-            f"{task.name} needs a library that is missing ({error}); pip install 'infalign[all]'"
+            f"{task.name} needs a library that is not installed ({error}); pip install 'infalign[all]'"
         ) from error
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         if out_of_memory(error):
             raise InfalignError(f"{task.name} ran out of memory ({said}); {LESS_MEMORY}") from error
-        raise InfalignError(f"{task.name} failed unexpectedly: {said}; run again with --debug to see where") from error
+        raise InfalignError(f"{task.name} failed unexpectedly: {said}; rerun with --debug to see where") from error
     finally:
         trim_heap()
 

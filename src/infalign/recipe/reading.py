@@ -38,9 +38,9 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
             content = file.read(MAX_RECIPE_BYTES + 1)
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"the recipe {path} cannot be read: {said}; {meant(path)}") from error
+        raise ConfigError(f"cannot read the recipe {path}: {said}; {meant(path)}") from error
     if len(content) > MAX_RECIPE_BYTES:
-        raise ConfigError(f"{path} is no recipe: it has more than {MAX_RECIPE_BYTES:,} bytes")
+        raise ConfigError(f"{path} is not a recipe: it has more than {MAX_RECIPE_BYTES:,} bytes")
     return recipe_of(content, path, overrides)
 
 
@@ -51,7 +51,7 @@ def recipe_of(content: bytes, path: Path, overrides: list[str] | None = None) ->
     except YAML_ERRORS as error:
         raise ConfigError(f"{path} is not valid YAML: {_fault(error)}") from error
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path} holds no settings; a recipe is a YAML mapping such as `run_dir: runs/demo`")
+        raise ConfigError(f"{path} has no settings; a recipe is a YAML mapping such as `run_dir: runs/demo`")
     _beside(path.parent, settings)
     for override in overrides or []:
         _apply(settings, override)
@@ -99,7 +99,7 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     for depth, parent in enumerate([*parents, last]):
         if isinstance(place, list):
             if parent not in map(str, range(len(place))):
-                raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} is a list of {len(place)}; use its number")
+                raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} is a list of {len(place)}; use a number")
             step: Any = int(parent)
         elif isinstance(place, dict):
             step = parent
@@ -146,7 +146,7 @@ def write_yaml(value: Any) -> str:
 def _count(node: Node, counted: dict[int, int]) -> int:
     """Return how many values a node holds with its aliases expanded, at most `MAX_VALUES`."""
     if counted.get(id(node)) == 0:
-        raise ComposerError(None, None, "an alias stands inside of what it repeats", node.start_mark)
+        raise ComposerError(None, None, "an alias is inside the value that it repeats", node.start_mark)
     if id(node) not in counted:
         counted[id(node)] = 0
         parts = [] if isinstance(node, ScalarNode) else node.value
@@ -154,7 +154,7 @@ def _count(node: Node, counted: dict[int, int]) -> int:
             parts = [part for pair in parts for part in pair]
         counted[id(node)] = 1 + sum(_count(part, counted) for part in parts)
         if counted[id(node)] > MAX_VALUES:
-            said = f"more than {MAX_VALUES:,} values with all aliases written out"
+            said = f"more than {MAX_VALUES:,} values once aliases are expanded"
             raise ComposerError(None, None, said, node.start_mark)
     return counted[id(node)]
 
@@ -178,7 +178,7 @@ def _explain(error: ErrorDetails) -> str:
         case "no_settings":
             return f"`{location}` {error['msg']}{_found(error)}"
         case "string_pattern_mismatch":
-            return f"`{location}`: a name has letters, digits, - and _ only"
+            return f"`{location}`: a name can contain letters, digits, - and _ only"
         case "value_error":
             message = error["msg"].removeprefix("Value error, ")
             return f"`{location}`: {message}" if location else message

@@ -65,7 +65,7 @@ class Key:
     @property
     def facts(self) -> str:
         """Type, default and the kinds that take it, in words."""
-        default = "has to be given" if self.default is None else f"default {self.default}"
+        default = "required" if self.default is None else f"default {self.default}"
         return "; ".join([self.type, default, *([f"of {', '.join(self.kinds)}"] if self.kinds else [])])
 
 
@@ -89,7 +89,7 @@ def explained(key: str) -> list[Key]:
         near = [names[word] for names in (beside, anywhere) if (word := nearest(last, list(names)))]
         hint = next(iter([anywhere[last]] if last in anywhere else near), None)
         said = f"did you mean {hint}?" if hint else f"a recipe has {', '.join(Recipe.model_fields)}"
-        raise ConfigError(f"no recipe has the key {key}; {said}")
+        raise ConfigError(f"unknown recipe key {key}; {said}")
     return found
 
 

@@ -25,7 +25,7 @@ class Recipe(Settings):
     """A whole run."""
 
     run_dir: Annotated[str, Field(min_length=1)] = Field(
-        description="the folder of all that the run makes; new or empty"
+        description="the folder for everything that the run makes; new or empty"
     )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="of splits, models, rollouts and the bootstrap")
     procedure: ProcedureSetting = Field(
@@ -36,21 +36,22 @@ class Recipe(Settings):
     reward: RewardSource
     judge: RewardSource | None = Field(
         None,
-        description="only evaluates, unless a policy has transform: judged. Without one the reward judges",
+        description="only evaluates, unless a policy has transform: judged. Without a judge, the reward judges",
     )
     gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
-    rank_model: RankModel | None = Field(None, description="learns Ĉ from rollouts: a reward for other prompts")
+    rank_model: RankModel | None = Field(None, description="trains a rank model, for prompts without rollouts")
     rollout: Rollout = Rollout()
     policies: Annotated[dict[Name, AnySolver], Field(min_length=1)] = Field(
-        description="policies that are trained and compared, by names of yours"
+        description="the policies to train and compare, by name"
     )
     evaluate: Evaluate = Evaluate()
     compute: Compute = Compute()
     allow_worthless: bool = Field(
-        False, description="go on where all rollouts of each prompt have one reward, or a policy is the reference"
+        False,
+        description=("continue if no prompt's rollouts differ in reward, or a policy equals the reference"),
     )
     report_to: list[Literal["tensorboard", "trackio", "wandb", "mlflow"]] = Field(
-        ["tensorboard"], description="where training metrics go besides the console"
+        ["tensorboard"], description="where training metrics go besides the console and metrics.jsonl"
     )
 
     @model_validator(mode="after")
@@ -123,17 +124,17 @@ class Recipe(Settings):
         if not (mixed or self.compute.dtype == "bfloat16") or not self.compute.imitates_bfloat16():
             return []
         return [
-            "this machine has no bfloat16 and imitates it: the run works, but slower than in float32; set "
-            "compute.dtype to float32 and fit.bf16 to false"
+            "this machine emulates bfloat16, which is slower than float32; set compute.dtype to float32 and "
+            "fit.bf16 to false"
         ]
 
     @model_validator(mode="after")
     def _served_and_evaluated(self) -> "Recipe":
         procedure = self.procedure
         if (self.evaluate.truth or "reward") not in self.rewards:
-            raise ValueError(f"evaluate.truth is {self.evaluate.truth}, and the recipe has no {self.evaluate.truth}")
+            raise ValueError(f"evaluate.truth is {self.evaluate.truth}, but the recipe has no {self.evaluate.truth}")
         if is_extreme(procedure) and procedure.n > self.evaluate.max_n:
-            raise ValueError(f"evaluate.max_n is {self.evaluate.max_n}, below the N of {procedure.name}")
+            raise ValueError(f"evaluate.max_n ({self.evaluate.max_n}) must be at least the N of {procedure.name}")
         if rewinds(procedure):
             if procedure != self.rewind:
                 raise ValueError(f"evaluate.rewind is {self.rewind.name}; it must be the procedure, {procedure.name}")
@@ -151,8 +152,8 @@ class Recipe(Settings):
         for name, model in self.models.items():
             if model.scratch is not None and longest > model.scratch.context:
                 raise ValueError(
-                    f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and {name}.scratch.context only "
-                    f"{model.scratch.context}"
+                    f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, but {name}.scratch.context is "
+                    f"only {model.scratch.context}"
                 )
         return self
 
@@ -171,5 +172,5 @@ class Recipe(Settings):
             except ValueError as error:
                 raise ValueError(f"policies.{name}: {error}") from error
         if taken := TAKEN & self.policies.keys():
-            raise ValueError(f"a policy cannot be called {', '.join(sorted(taken))}, as another model of the run is")
+            raise ValueError(f"a policy cannot be named {', '.join(sorted(taken))}, like another model of the run")
         return self

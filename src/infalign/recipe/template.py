@@ -35,9 +35,9 @@ def write_first_recipe(
     for what no recipe can have, DataError for data that cannot be read; nothing is written then.
     """
     if path.exists():
-        raise ConfigError(f"{path} is there already and is not overwritten; choose another --out")
+        raise ConfigError(f"{path} already exists and is not overwritten; choose another --out")
     if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent} to write {path.name} to")
+        raise ConfigError(f"cannot write {path.name}: the folder {path.parent} does not exist")
     yaml, served, sources = YAML(), read_procedure(procedure), _sources(data)
     yaml.width = 200
     recipe: Any = yaml.load(FOLDER / ("scratch.yaml" if policy == "scratch" else "pretrained.yaml"))
@@ -54,7 +54,7 @@ def write_first_recipe(
         recipe["reward"].clear()
         recipe["reward"] |= _given_reward(reward, path)
     elif not has_pairs:
-        raise ConfigError(f"{data} has no preference pairs, which a reward learns from; give --reward")
+        raise ConfigError(f"{data} has no preference pairs to train a reward on; give --reward")
     elif policy == "scratch":
         aware["guide"]["trunk"] = "reward"
     aware["kl_budget"], aware["transform"] = kl_budget, best_named(served.name, kl_budget, recipe["rollout"]["k"])

@@ -17,9 +17,9 @@ from infalign.rewards.settings import RewardSource
 from infalign.training.solvers.base import JUDGED
 
 ROLES = {
-    "reward": "selects the served response, and what the policy was trained on",
-    "judge": "never seen in training",
-    "gold": "a second judge, never seen in training",
+    "reward": "selects the served response; the policy was trained on it",
+    "judge": "not used in training",
+    "gold": "a second judge, not used in training",
 }
 
 
@@ -85,12 +85,12 @@ def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, A
     method = found["method"]
     if shaping.endswith(".json") or shaping == JUDGED.name:
         method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
-    start = base_of(recipe) or "a model of the run's own"
+    start = base_of(recipe) or "a model made in the run"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
     roles = ROLES | ({"judge": "which it was trained to win by"} if found["transform"] == JUDGED.name else {})
     judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {roles[judge]}" for judge in results["judges"])
-    samples = f"{results['samples']} fresh samples to each of {results['prompts']} test prompts"
+    samples = f"{results['samples']} fresh samples for each of {results['prompts']} test prompts"
     return f"""\
 # {name}
 

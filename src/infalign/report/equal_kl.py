@@ -22,7 +22,7 @@ SMALLEST = 1e-6  # nats, that a law is asked for
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """A method's win rates at one KL, one a prompt, shape (P,), and how far interpolation may have moved their mean.
+    """A method's win rate per prompt at one KL, shape (P,), and how far interpolation may have moved their mean.
 
     ``values`` follow theory's curve for a policy that is free for every prompt. A policy that knows less than the rank
     bends later, at worst like √KL; ``shift`` is what the mean would change if it did. 0 where the method has that KL.
@@ -87,7 +87,7 @@ class AtOneKL:
         return cls(median, kl, left_out, above, near, kls, law_at)
 
     def law(self, method: str, nats: float) -> Law | None:
-        """Return theory's law of a method, that of its policy nearest to so many nats; None if there is none."""
+        """Return theory's law of a method, that of its policy nearest to this KL; None if there is none."""
         nearest = min(self.methods[method], key=lambda name: abs(float(self.kls[name].mean()) - nats))
         return self.law_at(nearest, max(nats, SMALLEST))
 

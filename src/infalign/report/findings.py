@@ -1,6 +1,6 @@
-"""What the numbers of a finished unit say against its result: sentences with the cure, from its record and the recipe.
+"""Warnings about the result of a finished unit, each with a suggested fix, from its record and the recipe.
 
-Nothing of it is stored: the terminal, ``infalign status`` and the report read the same records.
+They are not stored: the terminal, ``infalign status`` and the report read the same records.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ CHANCE = 0.5  # the accuracy of a coin
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong with the result of a unit, and the cure; a worthless result has nothing to go on with."""
+    """What is wrong with the result of a unit, and a fix. A worthless result stops the run."""
 
     unit: str
     said: str
@@ -30,7 +30,7 @@ class Finding:
 
 
 def findings(recipe: Recipe, record: Record) -> list[Finding]:
-    """Return what the record of a finished unit says against its result.
+    """Return the warnings about a finished unit.
 
     A number is judged wherever it is, so that a stage that reports one is judged like the others; those of the results
     are by the names of policies, and were judged before.
@@ -73,28 +73,28 @@ def fewer_prompts(recipe: Recipe, rows: Mapping[str, int]) -> str:
     )
     kept = recipe.judge_learns and "train" in short
     too_long = any(rows[f"{name}_prompts_too_long"] for name in short)
-    why = ["the judge's (data.judge_fraction)"] * kept + ["too long (data.max_prompt_tokens)"] * too_long
-    beside = f" beside those that are {' or '.join(why)}" if why else ""
-    return f"{', '.join(there)}: the data has no more{beside}"
+    why = ["reserved for the judge (data.judge_fraction)"] * kept + ["too long (data.max_prompt_tokens)"] * too_long
+    beside = f"; the others are {' or '.join(why)}" if why else ""
+    return f"only {', '.join(there)}: the data has no more{beside}"
 
 
 def check_worth(recipe: Recipe, found: Iterable[Finding]) -> None:
     """Raise InfalignError for a worthless result, unless the recipe allows them."""
     for finding in found:
         if finding.worthless and not recipe.allow_worthless:
-            raise InfalignError(f"{finding.unit}: {finding.said}; to go on with it, --set allow_worthless=true")
+            raise InfalignError(f"{finding.unit}: {finding.said}; to continue anyway, --set allow_worthless=true")
 
 
 def _worthless(summary: Summary) -> Iterator[str]:
     if summary.get("degenerate_prompts", 0) == summary.get("prompts"):
         yield (
-            "all rollouts of each prompt have the same reward, so no response ranks above another and there is nothing "
-            "to learn; use a reward that tells responses apart"
+            "all rollouts of each prompt have the same reward, so there is nothing to learn; use a reward that "
+            "distinguishes responses"
         )
     if summary.get("kl") == 0:
         yield (
-            "the KL is exactly 0, so the policy is the reference; raise its fit.epochs, or lower its fit.learning_rate "
-            "if the held-out loss rose"
+            "the KL is exactly 0, so the policy equals the reference; raise its fit.epochs, or lower its "
+            "fit.learning_rate if the held-out loss rose"
         )
 
 
@@ -103,23 +103,23 @@ def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
         yield fewer
     if spelled := summary.get("control_tokens", 0):
         yield (
-            f"{counted(spelled, 'row')} with control tokens of the chat template in the prompt, where they are read as "
-            "text; if they stand for turns, give the prompts as messages"
+            f"{counted(spelled, 'row')} with control tokens of the chat template in the prompt; they are read as "
+            "plain text: if they mark turns, give the prompts as messages"
         )
     if (tools := summary.get("with_tools", 0)) and any(source.is_classifier for source in recipe.rewards.values()):
         yield (
-            f"{counted(tools, 'row')} with tools, which the policy's chat template gets and a reward model's does not; "
-            "let a function reward them, which gets the column tools"
+            f"{counted(tools, 'row')} with tools; the policy's chat template renders them, a reward model's does "
+            "not: use a reward function, which gets the column tools"
         )
     for name, long in summary.items():
         kept = name.removesuffix("_too_long")
         if name != kept and long > summary.get(kept, long):
             limit = "data.max_prompt_tokens" if kept.endswith("prompts") else "its fit.max_length"
-            yield f"more {kept.replace('_', ' ')} were too long and left out than are used; raise {limit}"
+            yield f"more {kept.replace('_', ' ')} were left out as too long than are used; raise {limit}"
     if summary.get("cut_off", 0.0) > MOST:
         yield (
-            f"most responses reach rollout.max_new_tokens ({recipe.rollout.max_new_tokens}) and are cut off there, so "
-            "rewards judge beginnings; raise it"
+            f"most responses are cut off at rollout.max_new_tokens ({recipe.rollout.max_new_tokens}), so rewards "
+            "see only their beginnings; raise it"
         )
 
 
@@ -127,16 +127,16 @@ def _of_training(summary: Summary) -> Iterator[str]:
     history = summary.get("history")
     if history and (steps := history[-1]["step"]) < FEW_STEPS:
         yield (
-            f"the training had {counted(steps, 'optimizer step')}, the first at learning rate 0; "
-            "raise its fit.epochs or lower its fit.batch_size"
+            f"the training had only {counted(steps, 'optimizer step')}, the first at learning rate 0; raise its "
+            "fit.epochs or lower its fit.batch_size"
         )
     if history and "loss" in summary and summary["loss"] > (first := next(r["loss"] for r in history if "loss" in r)):
         least, last = number(first, ".3g"), number(summary["loss"], ".3g")
         yield f"the loss rose from {least} to {last}; lower its fit.learning_rate"
     if otherwise := summary.get("rows_rendered_otherwise"):
         yield (
-            f"the chat template renders {otherwise:,} of {summary['rows']:,} responses otherwise than a policy says "
-            "them after a prompt; they are trained on as a policy says them"
+            f"the chat template renders {otherwise:,} of {summary['rows']:,} responses differently from what a "
+            "policy generates after a prompt; training uses the generated form"
         )
     if summary.get("overfitted"):
         yield (
@@ -147,16 +147,18 @@ def _of_training(summary: Summary) -> Iterator[str]:
 
 def _of_rewards(summary: Summary) -> Iterator[str]:
     if "test_accuracy" in summary and summary["test_accuracy"]["low"] <= CHANCE:
-        yield "on test pairs it may be no better than a coin; give it more pairs or more epochs"
+        yield ("its accuracy on test pairs is not significantly better than chance; give it more pairs or more epochs")
     if "rank_correlation" in summary and summary["rank_correlation"]["low"] <= 0:
-        yield "on held-out prompts its ranks may be no better than a coin; raise rollout.prompts, or its fit.epochs"
+        yield (
+            "its ranks on held-out prompts are not clearly better than chance; raise rollout.prompts or its fit.epochs"
+        )
     if left_out := summary.get("left_out", 0):
-        yield f"{counted(left_out, 'prompt')} left out, as the reward gives None to the responses; is its answer there?"
+        yield (f"{counted(left_out, 'prompt')} left out because the reward returned None for them; check their answers")
     same, prompts = summary.get("degenerate_prompts", 0), summary.get("prompts", 0)
     if MOST * prompts < same < prompts:
         yield (
-            f"{same:,} of {prompts:,} prompts teach nothing, as all their rollouts have the same reward; raise "
-            "rollout.k, or use a reward that tells responses apart"
+            f"{same:,} of {prompts:,} prompts teach nothing because all their rollouts have the same reward; raise "
+            "rollout.k, or use a reward that distinguishes responses"
         )
 
 
@@ -167,14 +169,14 @@ def _of_guide(recipe: Recipe, record: Record) -> Iterator[str]:
     kl, budget = summary["guide_kl"], policy.theory.kl_budget
     if kl is None:
         yield (
-            "the stored rollouts cannot tell what its guide spends, so it keeps the strength of its training, and it "
-            f"may miss the {budget:.3g} nats: lower its kl_budget"
+            "the KL of its guide cannot be estimated on the stored rollouts, so the guide keeps its trained "
+            f"strength and may miss the {budget:.3g} nats; lower its kl_budget"
         )
     elif abs(kl - budget) > KL_TOLERANCE * budget:
         limit, cure = ("most", "raise") if kl < budget else ("least", "lower")
         yield (
-            f"its guide spends {kl:.2g} nats of {budget:.3g} at {summary['guide_scale']:.2g} times its strength, "
-            f"the {limit} that is tried; {cure} its fit.epochs or fit.learning_rate"
+            f"its guide spends {kl:.2g} nats of {budget:.3g} at {summary['guide_scale']:.2g} times its trained "
+            f"strength, the {limit} that is tried; {cure} its fit.epochs or fit.learning_rate"
         )
 
 
@@ -187,28 +189,25 @@ def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
     if policy is None or budget is None or abs(kl - budget) <= KL_TOLERANCE * budget:
         return
     cure = how_to_change_kl(policy, more=kl < budget)
-    yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the {budget:.3g} it is to spend; {cure}"
+    yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the budget of {budget:.3g}; {cure}"
 
 
 def how_to_change_kl(policy: Solver, *, more: bool) -> str:
     """Return what makes a trained policy spend more of its KL budget, or less."""
     if isinstance(policy, Offline) and policy.guide is not None:
-        return "raise rollout.prompts, a tenth of which sets the strength of its guide"
+        return "raise rollout.prompts: a tenth of them sets the strength of its guide"
     cure = "raise its fit.epochs or fit.learning_rate" if more else "lower its fit.learning_rate or fit.epochs"
-    return f"{cure}, if {policy.teacher} spends its own" if isinstance(policy, Distil) else cure
+    return f"{cure}, if {policy.teacher} spends its own budget" if isinstance(policy, Distil) else cure
 
 
 def _of_gold(recipe: Recipe, record: Record) -> Iterator[str]:
     if record["kind"] == "gold" and recipe.judge is not None and recipe.judge.trained:
-        yield (
-            "it learns from the judge's pairs, so the two err alike, and with the judge's settings they are one; give "
-            "it a model or a function of its own"
-        )
+        yield ("it is trained on the judge's pairs, so it shares the judge's errors; give it its own model or function")
 
 
 def _of_judges(recipe: Recipe) -> Iterator[str]:
     if list(recipe.rewards) == ["reward"] and recipe.evaluate.truth is None:
         yield (
-            "only the reward that training saw judges, so a gain may be a gain of its mistakes; add a judge "
-            "or, if the reward is the truth, as a checker's is, set evaluate.truth to reward"
+            "the only judge is the reward used in training, so a gain may come from errors of the reward; add a "
+            "judge, or set evaluate.truth to reward if the reward is the truth, such as a checker's"
         )

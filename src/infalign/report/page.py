@@ -90,6 +90,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         comparison=comparison_rows(results),
         judged=judged_in_words(results),
         figures=figures,
+        lead=(figures["pass_at_k"] + figures["kl"][len(results["judges"]) > 1 :])[:1] + figures["n"][:1],
         results_json=_embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
         budgets=stored_budgets(recipe.policies, recipe.procedure, layout),

@@ -249,9 +249,7 @@ def read_results(root: Path) -> dict[str, Any]:
     try:
         found = dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete it and run the recipe again") from error
+        raise DataError(f"{path} is damaged ({error}); delete it and rerun the recipe") from error
     if found.get("format") != FORMAT:
-        raise DataError(
-            f"{path} was written by another version of infalign; run the recipe again, which writes it anew"
-        )
+        raise DataError(f"{path} was written by another version of infalign; rerun the recipe to write it again")
     return found

@@ -113,20 +113,19 @@ def win_rate_by_kl(
     seen_by = " and ".join(SPOKEN[judge] for judge in judges)
     points = "; ".join(
         f"{name}: KL {amount(policy['kl'])}, "
-        + ", ".join(f"{share(policy['win_rates'][judge][procedure])} per cent by {SPOKEN[judge]}" for judge in judges)
+        + ", ".join(f"{share(policy['win_rates'][judge][procedure])} percent by {SPOKEN[judge]}" for judge in judges)
         for name, policy in policies.items()
     )
     theory = (
-        " Dashed: what a policy that is free for every prompt would reach. Dotted: one that knows as much of the ranks."
+        " Dashed: an unrestricted policy. Dotted: a policy that knows the ranks as well as this one does."
         if curves and judges == ["reward"]
         else ""
     )
     return Picture(
         "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
         figure,
-        f"Win rate as {procedure} against KL, judged by {seen_by}. "
-        f"Bars: {results['confidence']:.0%} intervals.{theory}",
-        f"Points of win rate against KL, judged by {seen_by}. {points}.",
+        f"Win rate as {procedure} against KL, by {seen_by}. Bars: {results['confidence']:.0%} intervals.{theory}",
+        f"Points of win rate against KL, by {seen_by}. {points}.",
     )
 
 
@@ -144,7 +143,7 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
             expected = [100 * law.win_rate(BestOfN(n) if kind == "best" else WorstOfN(n)) for n in names]
             axes.plot(list(names), expected, "--", color=looks[name].color, label=f"theory, {name}")
         ends.append(
-            f"{name} {share(wins['standard'])} per cent at N = 1, {share(wins[names[max(names)]])} at N = {max(names)}"
+            f"{name} {share(wins['standard'])} percent at N = 1, {share(wins[names[max(names)]])} at N = {max(names)}"
         )
     axes.axhline(50, color=QUIET, linewidth=0.8)
     legend(figure)
@@ -153,8 +152,8 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     return Picture(
         f"{kind}-of-n-{judge}",
         figure,
-        f"{kind.capitalize()}-of-N, judged by {SPOKEN[judge]}. Bands: {results['confidence']:.0%} intervals.{theory}",
-        f"Win rate as {title} against N, judged by {SPOKEN[judge]}: {'; '.join(ends)}.",
+        f"{kind.capitalize()}-of-N, by {SPOKEN[judge]}. Bands: {results['confidence']:.0%} intervals.{theory}",
+        f"Win rate as {title} against N, by {SPOKEN[judge]}: {'; '.join(ends)}.",
     )
 
 
@@ -167,7 +166,7 @@ def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
         color, marker = (QUIET, ".") if look is None else (look.color, look.marker)
         _band(axes, {int(k): found for k, found in by_k.items()}, color, marker, name)
         (_, first), *_, (k, last) = by_k.items()
-        ends.append(f"{name} {100 * first['mean']:.1f} per cent at k = 1, {100 * last['mean']:.1f} at k = {k}")
+        ends.append(f"{name} {100 * first['mean']:.1f} percent at k = 1, {100 * last['mean']:.1f} at k = {k}")
     legend(figure)
     caption = f"pass@k: how often one of k responses is right. Bands: {results['confidence']:.0%} intervals."
     return Picture("pass-at-k", figure, caption, f"pass@k against k: {'; '.join(ends)}.")
@@ -198,9 +197,9 @@ def reward_by_rank(rewards_PK: Array) -> Picture:
     return Picture(
         "calibration",
         figure,
-        f"The same raw reward ranks high for one prompt and low for another: {len(chosen)} training prompts, evenly "
-        f"spaced by median reward (dark: low) among {len(order)}, {rewards_PK.shape[1]} responses each.",
-        f"One rising curve a prompt; the curves lie apart. Their medians reach from {number(low)} to {number(high)}.",
+        f"The same raw reward ranks high for one prompt and low for another. {len(chosen)} of {len(order)} training "
+        f"prompts, evenly spaced by median reward (dark: low), {rewards_PK.shape[1]} responses each.",
+        f"One rising curve per prompt. Their medians range from {number(low)} to {number(high)}.",
     )
 
 
@@ -208,7 +207,7 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
     """Draw what the trainer logged: the losses, or win rate, KL and reward of an on-policy solver."""
     color = look.color if look else QUIET
     if any("win_rate" in row for row in history):
-        shown = [{"win_rate": "standard win rate"}, {"kl": "KL, nats a token"}, {"reward": "Φ of the rank"}]
+        shown = [{"win_rate": "standard win rate"}, {"kl": "KL, nats per token"}, {"reward": "Φ of the rank"}]
     else:
         shown = [{"loss": "training", "eval_loss": "held out"}]
     figure, grid = axes_of("optimizer step", "loss", rows=len(shown))

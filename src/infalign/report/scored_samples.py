@@ -67,8 +67,8 @@ class ScoredSamples:
         values = self._every_row(model, column)[self.kept]
         if column in self.sources and (lost := int(np.isnan(values).any(axis=1).sum())):
             raise DataError(
-                f"{column} returned None for {lost} of {len(values)} test prompts with the responses of {model}, but "
-                "not with the reference's; whether a prompt is left out may not depend on its responses"
+                f"{column} returned None for {lost} of {len(values)} test prompts with the responses of {model}, "
+                "but not with the reference's; whether a prompt is left out must not depend on the response"
             )
         return values
 
@@ -91,7 +91,7 @@ class ScoredSamples:
         return n if n and n <= self.samples else None
 
     def law_at(self, policy: Solver, kl: float) -> Law | None:
-        """Return theory's law of a policy at so many nats; None where it has none, or rewards are right or wrong.
+        """Return theory's law of a policy at this KL; None where it has none, or rewards are right or wrong.
 
         Laws are of continuous ranks; 0/1 rewards tie, and pass@k is exact.
         """

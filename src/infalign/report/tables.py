@@ -25,7 +25,7 @@ def print_table(root: Path, console: Console) -> None:
             served = (share(wins[way]) for way in ways)
             table.add_row(name if first else "", judge, amount(policy["kl"]) if first else "", *served)
         table.add_section()
-    heading(console, "Win rate against the reference, both served alike", spent)
+    heading(console, "Win rate against the reference, both served the same way", spent)
     console.print(table)
     if rows := comparison_rows(results):
         matched = results["matched"]
@@ -40,7 +40,7 @@ def print_table(root: Path, console: Console) -> None:
         heading(console, escape(title))
         console.print(table)
         if any(row["down"] for row in rows):
-            say(console, "* not bracketed: it spent more with every policy, and is brought down to this KL")
+            say(console, "* not bracketed: all its policies spent more; extrapolated down to this KL")
     for sentence in ("", *verdict(results), *knowledge(results)):
         say(console, sentence, markup=False, wrap=True)
     say(console, f"\nReport: {root / 'report.html'}", markup=False)
@@ -71,7 +71,7 @@ def comparison_rows(results: Numbers) -> list[Numbers]:
         methods = list(dict.fromkeys([*found["win_rates"], *outside]))
         for i, method in enumerate(methods):
             compared = method in found["win_rates"]
-            said = "brought down from" if compared else "not compared: at least"
+            said = "extrapolated from" if compared else "not compared: at least"
             theory = matched["theory"].get(method) if judge == "reward" else None
             first_theory, over = matched["theory"].get(first), found["gain_over"].get(method)
             rows.append(

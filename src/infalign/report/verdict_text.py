@@ -1,4 +1,4 @@
-"""What a run says in its first ten seconds: what to ship, what the training won, for which N it pays, what next."""
+"""The outcome of a run in a few sentences: the recommendation, the gain over other methods, the best N, what next."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,27 +9,27 @@ from infalign.report.verdict_by_truth import verdict_by_truth
 from infalign.training.solvers.base import KL_TOLERANCE
 
 Numbers = dict[str, Any]
-SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold"}
+SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold reward"}
 NAMED = 3  # policies that may be as good as the best one
 SHORT = 0.2  # of theory's gain over the reference: what is missing when training is what to improve
 
 
 def verdict(results: Numbers) -> list[str]:
-    """Return the outcome in a few paragraphs: what to ship, what its training gained, for which N it pays, what next.
+    """Return paragraphs: the recommendation, the gain over other methods, the best N, what to do next.
 
-    It is judged by those that trained none of the policies, where there are any.
+    They are by judges that trained none of the policies, if there are any.
     """
     if results.get("truth", {}).get("served"):
         return verdict_by_truth(results)
     judges = unseen(results)
     best = best_policy(results)
     spread = (
-        f"The {results['confidence']:.0%} intervals are over test prompts; training from another seed would add a "
-        "spread that one run cannot show."
+        f"The {results['confidence']:.0%} intervals are over test prompts and do not include the spread between "
+        "training seeds."
     )
     said = (
-        [_what_to_ship(results, best, judges)],
-        _against_others(results, judges),
+        [_recommendation(results, best, judges)],
+        filter(None, [_as_good(results, best, judges[0]), *_against_others(results, judges)]),
         _by_n(results, best, judges),
         [_what_next(results, best, judges), spread],
     )
@@ -39,7 +39,7 @@ def verdict(results: Numbers) -> list[str]:
 def knowledge(results: Numbers) -> list[str]:
     """Return a sentence on each policy's ρ, its correlation with the final rank; none if none is known."""
     known = ", ".join(f"{amount(found['rho'])} ({name})" for name, found in results["knowledge"].items())
-    return [f"The policies know the final rank with ρ = {known}."] if known else []
+    return [f"Correlation ρ between what the policies know and the true rank: {known}."] if known else []
 
 
 def best_policy(results: Numbers) -> str:
@@ -57,32 +57,31 @@ def judged_in_words(results: Numbers) -> list[str]:
         *_, (most, last) = found["best_of_n"].items()
         if fall := found["falls"]:
             sentences.append(
-                f"Best-of-N by {SPOKEN[judge]} falls from N = {fall['from']}: "
-                f"by {_points(fall).lstrip('+')} up to N = {fall['to']}."
+                f"By {SPOKEN[judge]}, Best-of-N falls from N = {fall['from']} on: by {_points(fall).lstrip('+')} up "
+                f"to N = {fall['to']}."
             )
         else:
             sentences.append(
-                f"Best-of-N by {SPOKEN[judge]} does not surely fall up to N = {most}, where it wins "
-                f"{_percent(last)} against one plain draw."
+                f"By {SPOKEN[judge]}, Best-of-N does not fall significantly up to N = {most}, where it wins "
+                f"{_percent(last)} against a single sample."
             )
     return sentences
 
 
-def _what_to_ship(results: Numbers, best: str, judges: Sequence[str]) -> str:
+def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
     procedure, policy = results["procedure"], results["policies"][best]
     first, *others = ((judge, policy["win_rates"][judge][procedure]) for judge in judges)
     more = "".join(f"; by {SPOKEN[judge]} {_percent(wins)}" for judge, wins in others)
     judge, wins = first
     if wins["low"] <= 0.5:
         return (
-            f"Keep the reference: by {SPOKEN[judge]} no policy is sure to beat it. The best, {best}, wins "
-            f"{_percent(wins)} of pairs, both served as {procedure}{more}."
+            f"Recommended: keep the reference. By {SPOKEN[judge]}, no policy is significantly better: {best} has a "
+            f"{procedure} win rate of {_percent(wins)}{more}."
         )
-    many = len(results["policies"])
-    rank = f", the most of {many} policies" if many > 1 else ""
+    rank = f", the highest of {len(results['policies'])} policies" if len(results["policies"]) > 1 else ""
     return (
-        f"Ship {best}: by {SPOKEN[judge]} it wins {_percent(wins)} of pairs against the reference{rank}, both served "
-        f"as {procedure}, for {amount(policy['kl'])} nats{_of_budget(policy)}{more}.{_as_good(results, best, judge)}"
+        f"Recommended: {best}. Its {procedure} win rate against the reference is {_percent(wins)} by "
+        f"{SPOKEN[judge]}{rank}, at a KL of {amount(policy['kl'])} nats{_of_budget(policy)}{more}."
     )
 
 
@@ -90,20 +89,20 @@ def _as_good(results: Numbers, best: str, judge: str) -> str:
     """Return a sentence on the other policies that win as much as the best one may win; "" if there are none."""
     policies, procedure = results["policies"], results["procedure"]
     wins = {name: policy["win_rates"][judge][procedure] for name, policy in policies.items()}
-    near = [name for name in wins if name != best and wins[name]["mean"] >= wins[best]["low"]]
+    near = [name for name in wins if name != best and wins[name]["mean"] >= wins[best]["low"] > 0.5]
     near.sort(key=lambda name: -float(wins[name]["mean"]))
     said = [
-        f"{name} with {_percent(wins[name])} for {amount(policies[name]['kl'])} nats{_of_budget(policies[name])}"
+        f"{name} with {_percent(wins[name])} at {amount(policies[name]['kl'])} nats{_of_budget(policies[name])}"
         for name in near[:NAMED]
     ]
     said += [f"{len(near) - NAMED} more"] if len(near) > NAMED else []
-    return f" Within that interval too: {_listed(said)}." if said else ""
+    return f"Not significantly lower: {_listed(said)}." if said else ""
 
 
 def _of_budget(policy: Numbers) -> str:
     """Return how much of its KL budget a policy has spent; "" for one that has none."""
     part = _spent(policy)
-    return "" if part is None else f", {part:.0%} of its budget"
+    return "" if part is None else f" ({part:.0%} of its budget)"
 
 
 def _spent(policy: Numbers) -> float | None:
@@ -131,7 +130,11 @@ def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
         unclear = [f"{name}, {_points(e)}" for name, e in over.items() if e["low"] <= 0 <= e["high"]]
         said = [
             f"{way} {_listed(methods)}"
-            for way, methods in (("beats", better), ("loses to", worse), ("cannot be told from", unclear))
+            for way, methods in (
+                ("beats", better),
+                ("loses to", worse),
+                ("is not significantly different from", unclear),
+            )
             if methods
         ]
         if said:
@@ -139,12 +142,10 @@ def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
             at, subject = "By", "it"
     compared = matched["judges"]["reward"]["win_rates"]
     for method, most in matched["left_out"].items():
-        yield (
-            f"{method} is left out: it spent {most:.2g} nats at most; train it for longer or at a higher learning rate."
-        )
+        yield (f"{method} is left out: it spent at most {most:.2g} nats; train it longer or at a higher learning rate.")
     for method, least in matched["not_bracketed"].items():
         if method not in compared:
-            yield f"{method} is not compared: its smallest KL is {least:.2f} nats; give it a smaller budget."
+            yield (f"{method} is not compared because its smallest KL is {least:.2f} nats; give it a smaller budget.")
 
 
 def _by_n(results: Numbers, best: str, judges: Sequence[str]) -> Iterator[str]:
@@ -154,9 +155,9 @@ def _by_n(results: Numbers, best: str, judges: Sequence[str]) -> Iterator[str]:
         if by_n := _win_rates_by_n(results, best, judge):
             last, gone = max(by_n), _gone_from(by_n)
             peak = max(by_n, key=lambda n: by_n[n]["mean"])
-            rest = ", the most that was measured" if peak == last else f"; at N = {last} {_percent(by_n[last])}"
-            none_left = f"; from N = {gone} on it may be gone" if gone else ""
-            yield f"By {SPOKEN[judge]} {lead} is largest at N = {peak}, {_percent(by_n[peak])}{rest}{none_left}."
+            rest = ", the largest N measured" if peak == last else f"; at N = {last} {_percent(by_n[last])}"
+            none_left = f"; from N = {gone} on it is not significant" if gone else ""
+            yield f"By {SPOKEN[judge]}, {lead} is largest at N = {peak}: {_percent(by_n[peak])}{rest}{none_left}."
             lead = "it"
 
 
@@ -194,20 +195,18 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
         at_its_n = policy["win_rates"][judge][procedure]["low"] > 0.5
         if judge != "reward" and not (at_its_n and _gone_from(_win_rates_by_n(results, best, judge)) is None):
             known = results["base"]["agreement"].get(judge)
-            agrees = (
-                f" than this, whose ranks within prompts agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
-            )
-            return f"Next: a better reward model{agrees}, or a smaller kl_budget."
-    more, spent = f"Next: more rollout.prompts: by the reward it wins {_percent(wins)}", _spent(policy)
-    larger = "Next: a larger kl_budget, with the same rollouts"
+            agrees = f"; the ranks of this one agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
+            return f"To improve: lower kl_budget, or use a better reward model{agrees}."
+    more, spent = f"To improve: raise rollout.prompts. The win rate by the reward is {_percent(wins)}", _spent(policy)
+    larger = "To improve: raise kl_budget, with the same rollouts"
     if spent is not None and spent < 1 - KL_TOLERANCE:
-        larger = f"Next: the rest of the kl_budget, of which {spent:.0%} is spent: a longer training or a higher rate"
+        larger = f"To improve: spend the other {1 - spent:.0%} of kl_budget by training longer or at a higher rate"
     if policy["theory"] is None:
         return f"{larger}." if learned else f"{more}."
     promised = policy["theory"][procedure]
     if promised - wins["high"] > SHORT * (promised - 0.5):
-        return f"{more} where theory promises {100 * promised:.1f}% at this KL."
-    return f"{larger}; what theory promises at this KL has nearly arrived."
+        return f"{more}; theory allows {100 * promised:.1f}% at this KL."
+    return f"{larger}. The policy is close to the theoretical optimum at this KL."
 
 
 def _percent(e: Estimate) -> str:

@@ -116,7 +116,7 @@ def checked_rewards(
             continue
         problem = not_a_number(value)
         if problem is None and not abs(value) <= LARGEST:
-            problem = f"found {float(value):g}; a rank needs finite rewards, of at most {LARGEST:g}: fix or scale them"
+            problem = f"found {float(value):g}; rewards must be finite and at most {LARGEST:g}: fix or scale them"
         if problem is not None:
             raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
     return [math.nan if value is None else value for value in rewards]
@@ -134,6 +134,6 @@ def check_left_out(prompts: Sequence[list[Message]], rewards: Array, *, name: st
         if given[rows].any() and not given[rows].all():
             raise DataError(
                 f"reward {name}: returned None for {len(rows) - given[rows].sum()} of the {len(rows)} responses to "
-                f"prompt {identity}, the first in row {next(row for row in rows if not given[row])}; None for all of "
-                "them leaves the prompt out, so give every response a number, such as 0 to one that cannot be read"
+                f"prompt {identity}, first in row {next(row for row in rows if not given[row])}; return None for "
+                "all of them to leave the prompt out, or a number for each"
             )

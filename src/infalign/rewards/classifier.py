@@ -39,7 +39,7 @@ def check_classifier(folder: str | Path) -> None:
     made = config.architectures or []
     if not any(name.endswith("ForSequenceClassification") for name in made):
         raise ConfigError(
-            f"reward model {folder} holds {' '.join(made) or 'no architecture'}, no sequence classifier; give it "
+            f"reward model {folder} is {' '.join(made) or 'of no architecture'}, not a sequence classifier; give it "
             "fit or head, or train it first, for example with TRL's RewardTrainer"
         )
     _check_outputs(config, str(folder), 1)
@@ -47,7 +47,7 @@ def check_classifier(folder: str | Path) -> None:
 
 def _check_outputs(config: PretrainedConfig, name: str, outputs: int) -> None:
     if config.num_labels != outputs:
-        raise ConfigError(f"{name} has {config.num_labels} outputs; a reward model has one (num_labels=1)")
+        raise ConfigError(f"{name} has {config.num_labels} outputs; a reward model must have one (num_labels=1)")
 
 
 def _compute_head_in_float32(model: PreTrainedModel) -> None:
@@ -87,7 +87,7 @@ class ClassifierReward:
         config = model.config.get_text_config()
         _check_outputs(model.config, name, outputs)
         if tokenizer.chat_template is None:
-            raise ConfigError(f"the tokenizer of {name} has no chat template; save it with the one used in training")
+            raise ConfigError(f"the tokenizer of {name} has no chat template; save the one used in training with it")
         if config.pad_token_id is None:
             config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         if config.pad_token_id is None:
@@ -115,8 +115,8 @@ class ClassifierReward:
 
         path = convert(str(path))
         if not Path(path).is_dir() and not is_hub_id(path):
-            raise ConfigError(f"reward model {path}: there is no such folder")
-        cannot = f"reward model {path} is no trained classifier that can be loaded"
+            raise ConfigError(f"reward model {path}: the folder does not exist")
+        cannot = f"reward model {path} is not a trained classifier that can be loaded"
         model = read_weights(AutoModelForSequenceClassification, path, cannot, dtype=dtype)
         with loading(cannot):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -143,8 +143,8 @@ class ClassifierReward:
         for prompt, ids in zip(prompts, token_ids, strict=True):
             if self.max_length is not None and len(ids) > self.max_length:
                 raise DataError(
-                    f"prompt {prompt_id(prompt)}: the conversation with its response has {len(ids)} tokens and the "
-                    f"reward model reads {self.max_length}; drop the prompt or generate shorter responses"
+                    f"prompt {prompt_id(prompt)}: the conversation with its response has {len(ids)} tokens, but the "
+                    f"reward model accepts at most {self.max_length}; drop the prompt or generate shorter responses"
                 )
         # Each distinct text is scored once: rounding depends on the batch, and equal texts must tie.
         distinct = {tuple(ids): prompt for prompt, ids in zip(prompts, token_ids, strict=True)}

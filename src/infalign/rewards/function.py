@@ -88,7 +88,7 @@ def _module_of(path: Path, spec: str) -> ModuleType:
         return sys.modules[name]
     found = spec_from_file_location(name, path)
     if not path.is_file() or found is None or found.loader is None:
-        raise ConfigError(f"reward function {spec!r}: there is no file {path}; correct the path")
+        raise ConfigError(f"reward function {spec!r}: the file {path} does not exist")
     module = sys.modules[name] = module_from_spec(found)  # dataclasses look their module up
     try:
         found.loader.exec_module(module)

@@ -57,7 +57,7 @@ def vllm_protocol() -> RewardProtocol:
 
 
 def openrlhf_protocol(tokenizer: PreTrainedTokenizerBase, rows: int) -> RewardProtocol:
-    """Return OpenRLHF's protocol with so many rows per request.
+    """Return OpenRLHF's protocol with this many rows per request.
 
     ``query`` is the prompt as ``tokenizer`` renders it for generation, followed by the response; ``prompts`` has only
     the rendered prompt, and ``labels`` the prompt's id. Only ``rewards`` is read from the answer.

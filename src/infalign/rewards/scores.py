@@ -172,10 +172,10 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
     if gaps.max() > ROUNDING * np.abs(np.nan_to_num(known)).max():
         worst = int(gaps.argmax())
         raise DataError(
-            f"reward {reward.name}: {reward.made_by} now gives {now[worst]:g} where it gave {known[worst]:g} "
-            f"({shard}, row {worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored before; "
-            "bring that one back (a function must always give the same), or score everything again under another name, "
-            "such as a url with ?revision=2"
+            f"reward {reward.name}: {reward.made_by} now returns {now[worst]:g} instead of {known[worst]:g} "
+            f"({shard}, row {worst}, prompt {prompt_id(prompts[worst])}), so it is not the reward that scored "
+            "before; restore that one (a function must be deterministic), or score everything again under another "
+            "name, such as a url with ?revision=2"
         )
 
 

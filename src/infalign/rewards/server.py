@@ -85,7 +85,7 @@ class RemoteReward:
                 rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=reject_duplicate_keys))
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 said = quote_answer(answer.text, server.key)
-                raise DataError(f"reward {name}: the answer is no {protocol.answers}, it begins {said!r}") from error
+                raise DataError(f"reward {name}: no {protocol.answers} but {said!r}") from error
             return checked_rewards(rewards, prompts, first=first, name=name)
 
         with closing(server.answers(ask, requests())) as answered:

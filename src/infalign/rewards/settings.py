@@ -17,28 +17,31 @@ class Head(Settings):
     Layers and penalty are chosen by cross-validation.
     """
 
-    pairs: Count = Field(4000, description="training pairs at most")
+    pairs: Count = Field(4000, description="maximum number of training pairs")
     max_length: Count = Field(512, description="longer pairs are dropped and counted")
 
 
 class RewardSource(Model):
     """A Bradley–Terry classifier, a Python function or a server; a classifier starts from the reference by default."""
 
-    head: Head | None = Field(None, description="instead of `fit`: only a head is trained, on states of the model")
+    head: Head | None = Field(None, description="instead of `fit`: train only a head, on the frozen model's states")
     function: str | Annotated[dict[str, Weight], Field(min_length=1)] | None = Field(
         None,
-        description="my_file.py:score beside the recipe, or package.module:score; in infalign's form, TRL's or verl's; "
-        "or the weights of several that are added, {my_file.py:score: 1, package.module:form: 0.2}",
+        description=(
+            "my_file.py:score beside the recipe, or package.module:score; in infalign's form, TRL's or verl's; or "
+            "a weighted sum, {my_file.py:score: 1, package.module:form: 0.2}"
+        ),
     )
     url: Annotated[str, AfterValidator(checked_url)] | None = Field(
         None,
-        description="a reward server as OpenRLHF's: POST {query, prompts, labels} -> {rewards}, or vLLM's /classify or "
-        "/pooling",
+        description=(
+            "a reward server: OpenRLHF's POST {query, prompts, labels} -> {rewards}, or vLLM's /classify or /pooling"
+        ),
     )
     api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
         None, description="environment variable that holds the server's API key"
     )
-    in_flight: Count | None = Field(None, description="requests at once; 16, for vLLM 64")
+    in_flight: Count | None = Field(None, description="concurrent requests; default: 16, for vLLM 64")
 
     @property
     def functions(self) -> dict[str, float]:
@@ -69,14 +72,14 @@ class RewardSource(Model):
         if self.function is not None and self.url is not None:
             raise ValueError("give `function` or `url`, not both")
         if self.api_key_env is not None and self.url is None:
-            raise ValueError("api_key_env is for a `url`")
+            raise ValueError("api_key_env requires a `url`")
         if self.in_flight is not None and self.url is None:
-            raise ValueError("in_flight is for a `url`")
+            raise ValueError("in_flight requires a `url`")
         if not self.is_classifier and (self.model or self.scratch or self.trained):
             kind = "url" if self.function is None else "function"
-            raise ValueError(f"a `{kind}` is used as it is: leave out model, scratch, fit and head")
+            raise ValueError(f"a `{kind}` is used as it is; leave out model, scratch, fit and head")
         if self.head is not None and (self.fit is not None or self.scratch is not None):
-            raise ValueError("a `head` is trained on a frozen model: leave out fit and scratch")
+            raise ValueError("a `head` is trained on a frozen model; leave out fit and scratch")
         if self.is_classifier and self.model is None and not self.trained:
-            raise ValueError("a reward model that is no `function` and no ready `model` needs `fit` or `head`")
+            raise ValueError("a reward model needs `fit` or `head` unless it is a `function` or a ready `model`")
         return self

@@ -54,7 +54,7 @@ def calibrate_prompts(
     from datasets import Dataset
 
     if k < 2:
-        raise ConfigError(f"calibration needs a k of at least 2 responses per prompt, found {k}")
+        raise ConfigError(f"calibration needs k ≥ 2 responses per prompt, found {k}")
     network, tokenizer = model if isinstance(model, tuple) else load_policy(convert(str(model)))
     engine = _engine(network.eval(), tokenizer, Sampling(max_new_tokens, seed=seed))
     references, given = [], prompts if isinstance(prompts, Dataset) else Dataset.from_dict({"prompt": list(prompts)})

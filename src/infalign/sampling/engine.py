@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CDF_BLOCK = 64
 GREEDY = 1e9  # times the logits: only the likeliest token has a chance
-UNDEFINED_POLICY = "the model gives NaN or infinite logits, so it defines no policy; use an earlier checkpoint"
+UNDEFINED_POLICY = "the model returns NaN or infinite logits; use an earlier checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+            raise ConfigError(f"max_new_tokens must be at least 1, found {self.max_new_tokens}")
 
 
 class Response(NamedTuple):
@@ -141,8 +141,8 @@ def check_prompt(prompt_ids: Sequence[int], prompt_id: str, model: Any, sampling
     context = getattr(config, "max_position_embeddings", None)
     if context is not None and len(prompt_ids) + longest > context:
         raise DataError(
-            f"prompt {prompt_id!r} has {len(prompt_ids)} tokens, which with a response of up to {longest} exceeds the "
-            f"model's context of {context}; shorten the prompt to {max(context - longest, 0)}, drop it, or lower "
+            f"prompt {prompt_id!r} has {len(prompt_ids)} tokens; with a response of up to {longest}, it exceeds the "
+            f"model's context of {context}; shorten it to {max(context - longest, 0)}, drop it, or lower "
             "max_new_tokens"
         )
     if not 0 <= min(prompt_ids) <= max(prompt_ids) < config.vocab_size:

@@ -50,9 +50,8 @@ class Started:
         said = [*dict.fromkeys(fault[0] for fault in faults if fault)] or lines
         last = " | ".join(line[:300] for line in said[-TAIL_LINES:]) or "it printed nothing"
         raise PartialError(
-            f"the server that rollout.engine.command started ended with exit code {self.process.returncode}: {last}; "
-            f"all that it printed is in {self.log}; what is done is kept, so run the same command again when that is "
-            "repaired"
+            f"the server started by rollout.engine.command ended with exit code {self.process.returncode}: {last}; "
+            f"see its output in {self.log}. Finished work is kept: fix the command, then rerun the same command"
         )
 
 
@@ -78,9 +77,9 @@ def serving(command: str, model: str, dtype: str) -> Iterator[Started]:
             )
         except OSError as error:
             Path(output.name).unlink()
-            raise ConfigError(f"rollout.engine.command: {words[0]} cannot be started: {error.strerror}") from error
+            raise ConfigError(f"rollout.engine.command: cannot start {words[0]}: {error.strerror}") from error
     started = Started(f"http://127.0.0.1:{port}", process, Path(output.name))
-    LOGGER.warning("%s starts, which may take minutes; what it prints goes to %s", words[0], started.log)
+    LOGGER.warning("starting %s, which may take minutes; its output goes to %s", words[0], started.log)
     try:
         _wait_until_ready(started)
         yield started

@@ -33,7 +33,7 @@ class SharedPrefixCache:
         self.masked: Tensor | None = None  # rows × (P + places), where a row has no token; None if all have all
 
     def add(self, prefix: Layers, count: int) -> None:
-        """Add a prompt with so many rows, which begin now."""
+        """Add a prompt with this many rows, which begin now."""
         self.suffix = [[(_grown(k, count), _grown(v, count)) for k, v in blocks] for blocks in self.suffix]
         self.suffix = self.suffix or [[] for _ in prefix]
         self.begins += [(prefix[0][0].shape[2], self.length)] * count

@@ -52,7 +52,7 @@ def draw(
     place = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
     if len(place) < len(prompts):
         prompt_id, count = Counter(prompt.prompt_id for prompt in prompts).most_common(1)[0]
-        raise DataError(f"prompt {prompt_id!r} occurs {count} times; keep one of each")
+        raise DataError(f"prompt {prompt_id!r} occurs {count} times; keep one")
     directory.mkdir(parents=True, exist_ok=True)
     have_PK = _locate(directory, list(place), k).count_R.reshape(-1, k) > 0
     todo: list[int] = np.flatnonzero(~have_PK.all(axis=1)).tolist()
@@ -108,7 +108,7 @@ def _draw_in_any_order(
 ) -> Generator[tuple[Asked, list[Response]]]:
     """Yield each of ``asked`` with its rollouts, as many at once as the engine can and memory holds.
 
-    A run that goes on has the batches of one that was not stopped, since rounding depends on them: a whole number of
+    A resumed run has the batches of one that was not stopped, since rounding depends on them: a whole number of
     them is a shard.
     """
     if isinstance(engine, ConcurrentEngine):
@@ -129,9 +129,9 @@ def _draw_in_any_order(
                     raise
                 if len(missing) == 1:
                     raise PartialError(
-                        f"memory ran out with one response to prompt {missing[0][0].prompt_id!r} "
-                        f"({first_line(error)}); what is drawn is kept, so free memory, or take a machine with more, "
-                        "and run the same command again"
+                        f"out of memory with a single response to prompt {missing[0][0].prompt_id!r} "
+                        f"({first_line(error)}); finished responses are kept: free memory or use a larger machine, "
+                        "then rerun the same command"
                     ) from error
             at_once = len(missing) // 2  # outside the handler, which keeps the tensors of the failed attempt alive
             free_memory()
@@ -151,14 +151,14 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
     """
     shards, shard_R, row_R, count_R = _locate(directory, prompt_ids, k)
     for wrong, what in (
-        (count_R == 0, "missing; remove this folder and run the same command again"),
+        (count_R == 0, "missing; remove this folder and rerun the same command"),
         (count_R > 1, "duplicated; delete one of the shards"),
     ):
         if wrong.any():
             first = int(wrong.argmax())
             raise DataError(
-                f"{directory}: {wrong.sum()} of {len(wrong)} rollouts, the first number {first % k} of prompt "
-                f"{prompt_ids[first // k]!r}, are {what}"
+                f"{directory}: {wrong.sum()} of {len(wrong)} rollouts (first: number {first % k} of prompt "
+                f"{prompt_ids[first // k]!r}) are {what}"
             )
     return Drawn(shards, shard_R, row_R, k * SHARD_PROMPTS)
 

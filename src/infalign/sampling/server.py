@@ -130,8 +130,8 @@ class ServerEngine:
         """Draw eight responses to a prompt. Raises `ConfigError` if they lack log-probabilities, and as `sample`."""
         if any(math.isnan(response.logprob) for response in self.sample(prompt_ids, "probe", range(8))):
             raise ConfigError(
-                f"{self.url} returns no log-probabilities, without which nobody can tell what it samples from; use a "
-                "server that gives them, such as vLLM"
+                f"{self.url} returns no log-probabilities, so its sampling cannot be verified; use a server that "
+                "returns them, such as vLLM"
             )
 
     async def _complete(self, post: Post, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Response]:
@@ -163,9 +163,9 @@ class ServerEngine:
                 choices = _Completion.model_validate(answer.json()).choices
             except (ValueError, RecursionError) as error:
                 said = quote_answer(answer.text, self.server.key)
-                raise ConfigError(f"{url} is no OpenAI-compatible server; it answered {said}") from error
+                raise ConfigError(f"{url} is not an OpenAI-compatible server; it answered {said}") from error
             if not 1 <= len(choices) <= len(missing):
-                raise ConfigError(f"{url} returned {len(choices)} responses where {len(missing)} were asked for")
+                raise ConfigError(f"{url} returned {len(choices)} responses instead of {len(missing)}")
             for choice in choices:
                 if problem := self._problem(choice, prompt.token_ids, sampling.max_new_tokens):
                     raise ConfigError(f"{url} {problem}")
@@ -175,23 +175,23 @@ class ServerEngine:
         sure = (len(ids) - 1) * responses[0].logprob > MIN_LOG_PROBABILITY  # False for NaN
         if equal and not sure and not sampling.greedy:
             raise ConfigError(
-                f"{url} gave {len(ids)} equal responses to prompt {prompt.prompt_id!r} at temperature 1; make it "
-                "sample, for vLLM with --generation-config vllm"
+                f"{url} returned {len(ids)} identical responses to prompt {prompt.prompt_id!r} at temperature 1; "
+                "make it sample, for vLLM with --generation-config vllm"
             )
         return responses
 
     def _problem(self, choice: _Choice, prompt_ids: Sequence[int], longest: int) -> str | None:
-        """Return what is wrong with a response to a prompt, of at most so many tokens."""
+        """Return what is wrong with a response to a prompt, at most this many tokens long."""
         ids, finish, logprobs = choice.token_ids, choice.finish_reason, choice.logprobs
         if not ids:
             return (
-                "returns no token ids, and text does not encode back to them; use a server that knows "
+                "returns no token ids, and its text does not encode back to them; use a server that supports "
                 "return_token_ids, such as vLLM 0.10.2 or later"
             )
         if unknown := set(self.vocabulary.absent).intersection(ids):
-            return f"drew the token id {min(unknown)}, which the tokenizer lacks; the model's vocabulary is padded"
+            return f"sampled the token id {min(unknown)}, unknown to the tokenizer; the vocabulary is padded"
         if (choice.prompt_token_ids or list(prompt_ids)) != list(prompt_ids):
-            return "answered another prompt than it was asked; switch its prompt rewriting off"
+            return "answered a different prompt; disable its prompt rewriting"
         if finish not in ("stop", "length") or (finish == "stop") != (ids[-1] in self.vocabulary.ends):
             return (
                 f"ended a response with {finish!r} after token {ids[-1]}, but responses end with the model's EOS, "
@@ -199,8 +199,8 @@ class ServerEngine:
             )
         if len(ids) > longest or (finish == "length" and len(ids) < longest):
             return (
-                f"cut a response off after {len(ids)} tokens where {longest} were asked for; let it have as many, "
-                "for vLLM with a larger --max-model-len"
+                f"cut a response off after {len(ids)} instead of {longest} tokens; raise its limit, for vLLM with a "
+                "larger --max-model-len"
             )
         if logprobs and logprobs.token_logprobs is not None and len(logprobs.token_logprobs) != len(ids):
             return f"returns {len(logprobs.token_logprobs)} log-probabilities for {len(ids)} tokens"
@@ -220,7 +220,7 @@ def vocabulary_of(model: str) -> Vocabulary:
 
 def _checked_root(url: str) -> str:
     if {"?", "#"} & set(checked_url(url)):
-        raise ValueError("the URL of a server ends with its path; use api_key_env for a key")
+        raise ValueError("a server URL must end with its path, without a query; use api_key_env for a key")
     return url
 
 
@@ -228,8 +228,8 @@ def _checked_command(command: str) -> str:
     words = shlex.split(command)  # raises ValueError for an unclosed quotation
     if secret := next(filter(None, map(SECRET_WORD.search, words)), None):
         raise ValueError(
-            f"a command with {secret[0]} would be written into the run directory; set the variable that the server "
-            "reads, such as VLLM_API_KEY, and api_key_env"
+            f"the command must not contain {secret[0]}: it would be written into the run directory; set the "
+            "variable that the server reads, such as VLLM_API_KEY, and api_key_env"
         )
     return command
 
@@ -245,8 +245,10 @@ class Settings(EngineSettings):
     )
     command: Annotated[str, Field(min_length=1), AfterValidator(_checked_command)] | None = Field(
         None,
-        description="starts the server for a model and is stopped afterwards; {model}, {port}, {dtype} (compute.dtype) "
-        "and {seed} are filled in",
+        description=(
+            "starts a server per model, stopped afterwards; {model}, {port}, {dtype} (compute.dtype) and {seed} "
+            "are filled in"
+        ),
     )
     api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
         None, description="environment variable that holds the server's API key"
@@ -255,7 +257,7 @@ class Settings(EngineSettings):
     seed: Literal["request", "none"] = Field(
         "request", description="whether each request has a seed; vLLM on a CPU needs `none`"
     )
-    in_flight: Count = Field(IN_FLIGHT, description="requests at once, for one prompt each")
+    in_flight: Count = Field(IN_FLIGHT, description="concurrent requests, each for one prompt")
 
     @property
     def server(self) -> tuple[str | None, str | None]:

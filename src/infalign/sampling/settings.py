@@ -24,7 +24,7 @@ else:
 class Rollout(Settings):
     """K responses for each training prompt, drawn from the reference policy at temperature 1 without truncation."""
 
-    prompts: Annotated[int, Field(ge=4)] = Field(256, description="training prompts that get rollouts, at most")
-    k: Draws = Field(100, description="rollouts per prompt; a rank needs at least 2")
-    max_new_tokens: Count = Field(64, description="tokens of a response at most, also in evaluation")
-    engine: AnyEngine = Field(KINDS["shared-prefix"](kind="shared-prefix"), description="what draws responses")
+    prompts: Annotated[int, Field(ge=4)] = Field(256, description="maximum number of training prompts with rollouts")
+    k: Draws = Field(100, description="K, the number of rollouts per prompt; a rank needs at least 2")
+    max_new_tokens: Count = Field(64, description="maximum number of tokens per response, also in evaluation")
+    engine: AnyEngine = Field(KINDS["shared-prefix"](kind="shared-prefix"), description="what samples responses")

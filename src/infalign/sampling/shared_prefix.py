@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 ALTERNATIVES = (
-    "; set `rollout.engine.kind: transformers`, which is slower and takes any causal language model, or serve it with "
-    "vLLM and name that server's URL as the engine"
+    "; set `rollout.engine.kind: transformers`, which is slower but supports any causal language model, or serve "
+    "it with vLLM and give that server's URL as the engine"
 )
 
 

@@ -110,7 +110,9 @@ class BaseRewards:
         too small to show the quantile.
         """
         if not 1 <= quantile * (self._k + 1) <= self._k:
-            raise RefusedError(f"{self._k} rollouts per prompt do not show the quantile {quantile:g}; raise rollout.k")
+            raise RefusedError(
+                f"{self._k} rollouts per prompt are too few for the quantile {quantile:g}; raise rollout.k"
+            )
         identity = f"{asked.prompt.prompt_id} {asked.columns}"
         known = self._known.setdefault(identity, _Known())
         self._known.move_to_end(identity)
@@ -134,7 +136,7 @@ class BaseRewards:
         try:
             source.check(asked.prompt, self._sampling)
         except DataError as error:  # its draws have the run's own length, also where those of the policy are shorter
-            raise RefusedError(f"the base policy cannot show the quantile: {error}") from error
+            raise RefusedError(f"the base policy's quantile is unknown: {error}") from error
         return await source.draw(asked.prompt, range(self._k), self._sampling)
 
     def _loaded(self) -> DrawSource:
@@ -209,8 +211,9 @@ class ServedPolicy:
                     case BaseQuantile(quantile):
                         if asked.sampling.max_new_tokens < self.max_new_tokens:
                             raise RefusedError(
-                                f"the base policy cannot show the quantile of draws of {asked.sampling.max_new_tokens} "
-                                f"tokens at most: its own have up to {self.max_new_tokens}; leave max_tokens out"
+                                "the base policy's quantile is unknown for responses of at most "
+                                f"{asked.sampling.max_new_tokens} tokens: its own have up to {self.max_new_tokens}; "
+                                "leave max_tokens out"
                             )
                         threshold, drawn = await self.base.quantile(asked, quantile)
                         base_draws += drawn
@@ -236,7 +239,7 @@ class ServedPolicy:
 
     async def _draw(self, asked: Asked, first: int, number: int, on_tokens: OnTokens | None = None) -> list[Response]:
         if first + number > MAX_DRAWS:
-            raise RefusedError(f"{asked.procedure.name} asks for {first + number:,} draws; {MAX_DRAWS:,} are the most")
+            raise RefusedError(f"{asked.procedure.name} needs {first + number:,} samples; the limit is {MAX_DRAWS:,}")
         drawn = await self.draws.draw(asked.prompt, range(first, first + number), asked.sampling, on_tokens)
         return [_ended(response, asked.sampling.stop) for response in drawn]
 
@@ -245,7 +248,7 @@ class ServedPolicy:
 
     def _votes(self, draws: list[Response]) -> list[float]:
         """Return the number of the answer in each draw, by the order in which they first come."""
-        with user_code("the function that finds the answer raised"):
+        with user_code("the function that extracts the answer raised"):
             answers = [str(self.answer_in(draw.text)) for draw in draws]
         numbers = {answer: float(number) for number, answer in enumerate(dict.fromkeys(answers))}
         return [numbers[answer] for answer in answers]

@@ -67,9 +67,9 @@ class Desk:
         spelled = model.removeprefix(name)
         if spelled == model or spelled[:1] not in ("", ":"):
             others = listed_names(self.policy.others)
-            more = f"; `infalign serve RUN --policy NAME` serves the run's other policies: {others}" if others else ""
+            more = f"; `infalign serve RUN --policy NAME` serves other policies of the run: {others}" if others else ""
             example = f"{name}:{self.policy.procedure.name}"
-            said = f"this server has {name}, which can be followed by a procedure: {example}{more}"
+            said = f"this server has {name}; a procedure can follow it: {example}{more}"
             raise ApiError(404, f"the model {shown(model)} does not exist; {said}", param="model", code=MISSING_MODEL)
         try:
             return parse_served(spelled[1:]) if spelled else self.policy.procedure
@@ -82,10 +82,10 @@ class Desk:
         Raises `ApiError` if there are too many.
         """
         if len(asked) > self.most:
-            raise ApiError(400, f"this server works on {self.most} answers at a time; lower n", param="n")
+            raise ApiError(400, f"this server handles {self.most} answers at once; lower n", param="n")
         if self.in_progress + len(asked) > self.most:
             self.counts["refused"] += len(asked)
-            raise ApiError(503, f"{self.in_progress} answers are in progress; ask again later", code="overloaded")
+            raise ApiError(503, f"{self.in_progress} answers are in progress; retry later", code="overloaded")
         self.in_progress += len(asked)
         queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
 
@@ -142,7 +142,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         body = parse_body(await body_of(request, max_bytes=max_bytes))
         procedure, seeded = desk.procedure(body.model), policy.draws.seeded
         if body.seed is not None and not seeded:
-            raise ApiError(400, "draws of an engine at a URL cannot be asked for again; leave seed out", param="seed")
+            raise ApiError(400, "samples of an engine at a URL cannot be reproduced; leave seed out", param="seed")
         seed = secrets.randbelow(2**32) if body.seed is None else body.seed
         length = min(filter(None, (body.max_tokens, body.max_completion_tokens)), default=policy.max_new_tokens)
         sampling = Sampling(length, seed, greedy=body.temperature == 0.0, stop=body.stop)
@@ -212,7 +212,7 @@ def _held_back(text: str, stop: Sequence[str]) -> str:
 
 async def _unknown(request: Request, _: Exception) -> Response:
     """Return the answer at a path that there is not."""
-    said = f"there is no {shown(request.url.path)}; this server has /v1/chat/completions and /v1/models"
+    said = f"{shown(request.url.path)} does not exist; this server has /v1/chat/completions and /v1/models"
     return ApiError(404, said, code="unknown_url").response()
 
 

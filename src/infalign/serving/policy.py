@@ -99,7 +99,7 @@ def _model(run: Run, name: str) -> str:
     if name != "reference" and name not in run.recipe.policies:
         if not Path(name).is_dir():
             known = ", ".join(["reference", *run.recipe.policies])
-            raise ConfigError(f"{run.layout.root} has no policy {name}, and there is no such folder; it has {known}")
+            raise ConfigError(f"{run.layout.root} has no policy {name}, and no such folder exists; it has {known}")
         model_files(name)
         if not is_adapter(name):
             check_fits(name, run)
@@ -108,7 +108,7 @@ def _model(run: Run, name: str) -> str:
     path = run.reference if name == "reference" else str(made)
     if path == str(made) and not made.is_dir():
         command = f"infalign run {run.layout.root}/recipe.yaml --until train"
-        raise ConfigError(f"{name} is not trained yet: there is no {path}; run `{command}`")
+        raise ConfigError(f"{name} is not trained yet: {path} does not exist; run `{command}`")
     return path
 
 
@@ -119,8 +119,8 @@ def _warn_of_others(run: Run, paths: Collection[str]) -> None:
     for unit in wanted:
         if str(unit.output) in paths and unit.name in left:
             LOGGER.warning(
-                "! %s is used as it is, but the recipe has changed since (%s); "
-                "`infalign run %s/recipe.yaml --until train` makes it again",
+                "! using %s as it is, although the recipe has changed since (%s); `infalign run %s/recipe.yaml "
+                "--until train` trains it again",
                 unit.output,
                 left[unit.name].because,
                 run.layout.root,
@@ -164,5 +164,5 @@ def _scored(reward: RewardFunction, rows: Sequence[tuple[list[Message], str, str
     prompts, responses, columns = map(list, zip(*rows, strict=True))
     rewards = score(reward, prompts, responses, columns=columns, name="reward")
     if np.isnan(rewards).any():
-        raise DataError("the reward returned None for a response, so its draws cannot be compared; return a number")
+        raise DataError("the reward returned None for a response, so responses cannot be ranked; return a number")
     return [*rewards.tolist()]

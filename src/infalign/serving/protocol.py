@@ -49,7 +49,7 @@ def _join_parts(content: Any) -> Any:
         return content
     texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
     if len(texts) < len(content):
-        raise ValueError("only parts with a text are read")
+        raise ValueError("only text parts are supported")
     return "".join(texts)
 
 
@@ -60,9 +60,7 @@ def _as_tuple(stop: Any) -> Any:
 
 def _checked_temperature(temperature: float) -> float:
     if temperature not in (0.0, 1.0):
-        raise ValueError(
-            "the policy was trained and measured at 1, and 0 asks for the likeliest tokens; leave it out or set it to 1"
-        )
+        raise ValueError("the policy was trained and measured at temperature 1; leave temperature out or set it to 1")
     return temperature
 
 
@@ -126,12 +124,12 @@ def parse_body(content: bytes) -> Body:
         raise ApiError(400, f"{place or 'the body'}: {first['msg']}", param=place or None) from error
     extra = body.model_extra or {}
     if extra.get("tools") and extra.get("tool_choice") != "none":
-        raise ApiError(400, 'the policy calls no tools; leave tools out or set tool_choice to "none"', param="tools")
+        raise ApiError(400, 'tools are not supported; leave tools out or set tool_choice to "none"', param="tools")
     for name, value in extra.items():
         neutral = NEUTRAL_VALUES.get(name)
         if value not in (None, neutral) and name not in IGNORED_FIELDS:
             other = "" if neutral is None else f" or set it to {json.dumps(neutral)}"
-            said = "is not served: the policy answers as it was trained and measured; leave it out"
+            said = "is not supported: the policy is served as it was trained and measured; leave it out"
             raise ApiError(400, f"{name} = {shown(value)} {said}{other}", param=name, code="unsupported_parameter")
     return body
 
@@ -150,7 +148,7 @@ def as_error(error: Exception) -> ApiError:
         case InfalignError():
             return ApiError(500, str(error))
     LOGGER.error("a request failed", exc_info=error)
-    return ApiError(500, f"unexpected {type(error).__name__}; the server's log says where")
+    return ApiError(500, f"unexpected {type(error).__name__}; see the server's log")
 
 
 @dataclass(frozen=True, slots=True)

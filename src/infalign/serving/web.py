@@ -31,7 +31,7 @@ def token_for(host: str) -> str | None:
     """
     token = api_key(TOKEN_VARIABLE) if os.environ.get(TOKEN_VARIABLE) else None
     if host not in ("127.0.0.1", "::1", "localhost") and not token:
-        raise ConfigError(f"{host} can be reached by others; set {TOKEN_VARIABLE} to a secret that requests carry")
+        raise ConfigError(f"other machines can reach {host}; set {TOKEN_VARIABLE} to a secret that requests must carry")
     return token
 
 
@@ -47,7 +47,7 @@ async def body_of(request: Request, *, max_bytes: int) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > max_bytes:
-            raise TooLargeError(f"the body has more than {max_bytes:,} bytes; send less in one request")
+            raise TooLargeError(f"the body has more than {max_bytes:,} bytes; split the request")
     return bytes(body)
 
 

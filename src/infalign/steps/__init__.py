@@ -1,13 +1,13 @@
 """The steps of a run, a file each: what it needs, what it makes, and how. `STAGES` names the stages in their order."""
 
 STAGES = {
-    "data": "Read and split the data, make the tokenizer.",
-    "sft": "Fine-tune the policy on demonstrations: the reference.",
+    "data": "Read and split the data; make the tokenizer.",
+    "sft": "Fine-tune the policy on demonstrations to get the reference policy.",
     "reward-model": "Fit the reward model and, on other rows, the judge.",
-    "rollout": "Draw K responses to every training prompt.",
+    "rollout": "Sample K responses to every training prompt.",
     "score": "Score the rollouts with the reward.",
-    "calibrate": "Give every training prompt its reference_rewards.",
+    "calibrate": "Add reference_rewards to every training prompt.",
     "train": "Train the policies on calibrated, transformed rewards.",
     "evaluate": "Measure win rates and KL on fresh samples.",
-    "report": "Write the report with its figures.",
+    "report": "Write the report and its figures.",
 }

@@ -47,8 +47,8 @@ def calibrate_prompts(
     rewarded = ~np.isnan(rewards_PK[:, 0])
     if not rewarded.any():
         raise DataError(
-            f"reward {provenance.reward.name}: returned None for the responses to every one of {len(rewarded):,} "
-            "prompts, which leaves them all out; return numbers"
+            f"reward {provenance.reward.name}: returned None for all responses to each of {len(rewarded):,} "
+            "prompts, so no prompt is left; return numbers"
         )
     table, rewards_PK = table.filter(rewarded), rewards_PK[rewarded]
     distinct = 1 + (rewards_PK[:, 1:] != rewards_PK[:, :-1]).sum(axis=1)

@@ -35,7 +35,7 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
     for name, path in (recipe.named_models | recipe.named_trunks).items():
         key = f"{name}.model" if name in recipe.named_models else name
         if is_convertible(path):
-            yield f"{key}: {path}, which the run converts to {converted_folder(path)}"
+            yield f"{key}: {path}, which will be converted to {converted_folder(path)}"
         elif Path(path).is_dir():
             if name == "policy":
                 _check_policy(recipe, path)
@@ -46,7 +46,7 @@ def _check_models(recipe: Recipe) -> Iterator[str]:
         elif is_hub_id(path):
             yield f"{key}: {path} of the hub"
         else:
-            raise ConfigError(f"{key}: there is no folder {path}; correct the path")
+            raise ConfigError(f"{key}: the folder {path} does not exist")
 
 
 def _check_policy(recipe: Recipe, folder: str) -> None:
@@ -60,5 +60,5 @@ def _check_policy(recipe: Recipe, folder: str) -> None:
     context = getattr(config, "max_position_embeddings", None)
     if context is not None and longest > context:
         raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, and the context of {folder} only {context}"
+            f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, but the context of {folder} is {context}"
         )

@@ -13,7 +13,7 @@ TRAINED, READ, DRAWN = 6, 2, 5  # FLOPs per parameter and token: drawing, token 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Texts that go through models: of some rows of a table of the stage data the prompt, and so many responses."""
+    """Texts that go through models: the prompts of some rows of a data table, and their responses."""
 
     flops: float  # per parameter and token
     models: Sequence[Scratch | str]

@@ -183,8 +183,8 @@ def check_prompts(name: str, left: int, most: int) -> None:
     """Raise DataError if fewer train or test prompts of at most ``most`` tokens are left than a run takes."""
     if left < MIN_PROMPTS:
         raise DataError(
-            f"{left} {name} prompts of at most {most} tokens are left, and a run takes {MIN_PROMPTS} or more; use more "
-            "data or raise data.max_prompt_tokens"
+            f"only {left} {name} prompts with at most {most} tokens are left, but a run needs at least {MIN_PROMPTS}; "
+            "use more data or raise data.max_prompt_tokens"
         )
 
 

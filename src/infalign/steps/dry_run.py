@@ -81,7 +81,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
 def _machine_warnings(recipe: Recipe) -> list[str]:
     """Return warnings about the machine, and what it lacks: a plan may be for another one."""
     if recipe.compute.device == "cuda" and not has_gpu():
-        return ["compute.device is cuda, and there is no GPU here; use auto or cpu, or fix the driver"]
+        return ["compute.device is cuda, but this machine has no GPU; use auto or cpu, or fix the driver"]
     try:
         recipe.compute.check()
         return recipe.machine_warnings()
@@ -121,7 +121,7 @@ def _check_server(url: str | None, console: Console) -> None:
     try:
         run_within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
     except OSError as error:
-        say(console, f"[yellow]![/] {escape(url)} cannot be reached now ({error.strerror or error})")
+        say(console, f"[yellow]![/] cannot reach {escape(url)} now ({error.strerror or error})")
 
 
 def _print_example(run: Run, examples: Sequence[Example], console: Console) -> None:
@@ -139,7 +139,7 @@ def _print_example(run: Run, examples: Sequence[Example], console: Console) -> N
     heading(console, f"An example as the policy reads it: {escape(shown['where'])}, {', '.join(shown['roles'])}")
     text = "".join(f"⟦{part}⟧" if trained else part for part, trained in shown["parts"])
     say(console, printable(f"{text[:MAX_SHOWN]}{' …' if len(text) > MAX_SHOWN else ''}", "\n\t"), markup=False)
-    say(console, "Fine-tuning trains on what is between ⟦ and ⟧.")
+    say(console, "Fine-tuning trains on the text between ⟦ and ⟧.")
 
 
 def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Console) -> None:
@@ -153,7 +153,7 @@ def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Conso
             flops[unit.name] = 0.0
             unknown.setdefault(str(error), []).extend([unit.name] if unit.name in todo else [])
     seconds, how = _seconds(run, flops)
-    table = plain_table("stage", "done already", "to do", "time", breaking=[0, 1, 2])
+    table = plain_table("stage", "already done", "to do", "time", breaking=[0, 1, 2])
     whole = 0.0
     for stage in dict.fromkeys(unit.stage for unit in wanted):
         names = [unit.name for unit in wanted if unit.stage == stage]
@@ -163,15 +163,15 @@ def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Conso
         whole += took
         shown = duration(took) if any(flops[name] for name in missing) else ""
         table.add_row(stage, " ".join(name for name in names if name not in todo), " ".join(missing), shown)
-    heading(console, f"Work in {run.layout.root}, at most {counted(at_once, 'job')} at a time")
+    heading(console, f"Work in {run.layout.root}, at most {counted(at_once, 'job')} at once")
     console.print(table)
     for line in reasons(todo):
         say(console, line, markup=False)
     if any(flops[name] for name in todo):
-        say(console, f"\nIn all about {duration(whole)}, without rewards that are functions or at a URL: {how}")
+        say(console, f"\nAbout {duration(whole)} in total, without rewards that are functions or at a URL ({how})")
     for said, names in unknown.items():
         if names:
-            say(console, f"[yellow]![/] not counted in {listed_names(names)}: {said}")
+            say(console, f"[yellow]![/] no time estimate for {listed_names(names)}: {said}")
 
 
 def _seconds(run: Run, flops: Mapping[str, float]) -> tuple[dict[str, float], str]:
@@ -179,12 +179,12 @@ def _seconds(run: Run, flops: Mapping[str, float]) -> tuple[dict[str, float], st
     made = {name: record["seconds"] for name, record in records(run.layout.root).items() if name in flops}
     if done := sum(flops[name] for name in made):
         speed, factor = done / sum(made[name] for name in made if flops[name]), BY_RECORDS
-        how = f"by the records of {counted(len(made), 'step')} that were done here"
+        how = f"from the recorded time of {counted(len(made), 'step')}"
     else:
         (speed, machine), factor = job_speed(run.recipe.compute), BY_PRODUCT
-        how = f"by {sum(flops.values()):.1e} FLOPs on {machine}"
+        how = f"from {sum(flops.values()):.1e} FLOPs on {machine}"
     seconds = {name: made.get(name, UNIT_SECONDS + one / speed) for name, one in flops.items()}
-    return seconds, f"{how}; the truth may be {factor:g} times less or more"
+    return seconds, f"{how}; accurate to a factor of {factor:g}"
 
 
 def _print_policies(recipe: Recipe, console: Console) -> None:
@@ -199,9 +199,7 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
         betas = (f"{beta:.3g}" for beta in (law.beta, law.beta / policy.shaping.scale))
         table.add_row(name, policy.method, f"{law.kl:.3g}", *betas, *wins)
-    heading(
-        console, "Policies: KL in nats, β for the paper's raw Φ and for the trainer's, theory's win rates at this KL"
-    )
+    heading(console, "Policies: KL in nats, the paper's β and the trainer's β, theoretical win rates at this KL")
     console.print(table)
     for name in recipe.policies:
         for warning in coarse_ranks(recipe, name):

@@ -31,13 +31,13 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
     another tokenizer or vocabulary than the reference.
     """
     if not Path(model).is_dir() and not is_hub_id(model):
-        raise ConfigError(f"--policy {model}: there is no such folder")
+        raise ConfigError(f"--policy {model}: the folder does not exist")
     with open_run(recipe) as run:
         wanted = units(run, until="evaluate")
         left = pending(wanted, run.layout.root)
         if "evaluate-reference" in left:
             raise ConfigError(
-                f"the reference of {run.layout.root} is not evaluated yet, and the policy is compared with it; run "
+                f"the reference of {run.layout.root}, to which the policy is compared, is not evaluated yet; run "
                 "`infalign run RECIPE --until evaluate` first"
             )
         digest = blake2b(model_digest(model).encode(), digest_size=4).hexdigest()
@@ -68,19 +68,19 @@ def check_fits(model: str, run: Run) -> None:
     known, its = ours.get_vocab(), theirs.get_vocab()
     if other := sorted(token for token in known.keys() | its.keys() if known.get(token) != its.get(token)):
         raise ConfigError(
-            f"{model} has another tokenizer than the run: {len(other):,} tokens have other numbers or are only in one, "
-            f"such as {other[0]!r}; it has no KL to the reference"
+            f"the tokenizer of {model} differs from the run's: {len(other):,} tokens have other ids or are missing, "
+            f"such as {other[0]!r}; a KL to the reference needs the same tokenizer"
         )
     if ours.eos_token_id != theirs.eos_token_id:
-        raise ConfigError(f"{model} ends a response with {theirs.eos_token!r}, and the run with {ours.eos_token!r}")
+        raise ConfigError(f"{model} ends a response with {theirs.eos_token!r}, but the run with {ours.eos_token!r}")
     sizes = [
         AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config().vocab_size
         for path in (model, run.reference)
     ]
     if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"{model} has a vocabulary of {sizes[0]:,} tokens and the reference of {sizes[1]:,}, so there is no KL; "
-            "resize its embeddings (resize_token_embeddings)"
+            f"{model} has a vocabulary of {sizes[0]:,} tokens, the reference of {sizes[1]:,}; a KL needs equal "
+            "ones: resize its embeddings (resize_token_embeddings)"
         )
 
 

@@ -77,8 +77,8 @@ def fit_rank_model(
     ordered = sum(len({row["rank"] for row in held_out[i : i + k]}) > 1 for i in range(0, len(held_out), k))
     if ordered < 2:
         raise DataError(
-            f"{ordered} of the {len(held_out) // k} prompts held out from the rank model have rollouts of different "
-            "rewards, and an interval needs 2; raise rollout.prompts or rollout.k"
+            f"only {ordered} of the {len(held_out) // k} prompts held out from the rank model have rollouts with "
+            "different rewards, but an interval needs 2; raise rollout.prompts or rollout.k"
         )
     short, long = drop_long_rows(train, tokenizer, fit.max_length, _conversation)
     if not short:

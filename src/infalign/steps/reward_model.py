@@ -137,7 +137,7 @@ def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> t
     )
     if not rows:
         raise DataError(
-            f"a reward model learns from pairs, and none of the {len(pairs)} {part} pairs has at most "
-            f"{settings.max_length} tokens; use more data or raise {type(settings).__name__.lower()}.max_length"
+            f"none of the {len(pairs)} {part} pairs has at most {settings.max_length} tokens, so there is nothing "
+            f"to train on; use more data or raise {type(settings).__name__.lower()}.max_length"
         )
     return rows, long

@@ -52,15 +52,15 @@ class Provenance:
         manifest = (table.schema.metadata or {}).get(MANIFEST)
         if manifest is None or "reference_rewards" not in table.column_names:
             raise DataError(
-                f"{path} has {'no manifest' if manifest is None else 'no column reference_rewards'}; remove it and run "
-                "the recipe again"
+                f"{path} has {'no manifest' if manifest is None else 'no column reference_rewards'}; remove it and "
+                "rerun the recipe"
             )
         made, now = json.loads(manifest), self.digests()
         for name, stale in (("reference", "rollouts"), ("reward", "scores")):
             if made[name] != now[name]:
                 raise DataError(
-                    f"{path} was made with another {name} model than the one that the recipe gives now; remove the "
-                    f"folder {layout.root / stale} and run the recipe again"
+                    f"{path} was made with a different {name} model than the recipe's; remove the folder "
+                    f"{layout.root / stale} and rerun the recipe"
                 )
 
 

@@ -46,9 +46,7 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
         from_table(read_table(layout.data / "demonstrations.parquet")),
     )
     if not examples:
-        raise DataError(
-            "policy.fit takes demonstrations or pairs, and the data has prompts alone; leave policy.fit out"
-        )
+        raise DataError("policy.fit needs demonstrations or pairs, but the data has only prompts; leave policy.fit out")
     if policy.scratch is not None:
         model = new_policy(policy.scratch, tokenizer, seed=target.seed)
     else:

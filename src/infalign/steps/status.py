@@ -75,7 +75,7 @@ def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
     Raises ConfigError for a folder that is no run's.
     """
     if not (root / "recipe.yaml").is_file():
-        raise ConfigError(f"{root} is not the directory of a run: it has no recipe.yaml; name the run_dir of a recipe")
+        raise ConfigError(f"{root} is not a run directory: it has no recipe.yaml; give the run_dir of a recipe")
     return load_recipe(root / "recipe.yaml", overrides).model_copy(update={"run_dir": str(root)})
 
 

@@ -168,7 +168,7 @@ def has_gpu() -> bool:
 def job_speed(compute: Compute) -> tuple[float, str]:
     """Return the FLOP/s of a job, and in words how they were found: by a matrix product on this machine."""
     if compute.device == "cuda" and not has_gpu():
-        return USED * H100_FLOPS, f"one H100, of whose {H100_FLOPS / 1e12:.0f} TFLOP/s it uses {USED:.0%}"
+        return USED * H100_FLOPS, f"one H100 at {USED:.0%} of its {H100_FLOPS / 1e12:.0f} TFLOP/s"
     if compute.device != "cpu" and has_gpu() and compute.torch_device() == "cuda":
         import torch
 
@@ -178,7 +178,7 @@ def job_speed(compute: Compute) -> tuple[float, str]:
         cores = os.cpu_count() or 1
         of_core = _product_speed(np.ones((1024, 1024), np.float32), time.process_time, lambda: None)
         peak = min(compute.threads or cores, cores) * of_core
-    return USED * peak, f"this machine, of whose {peak / 1e9:,.0f} GFLOP/s in a matrix product a job uses {USED:.0%}"
+    return USED * peak, f"this machine, at {USED:.0%} of the {peak / 1e9:,.0f} GFLOP/s of a matrix product"
 
 
 def _product_speed(matrix: Any, clock: Callable[[], float], synchronize: Callable[[], None]) -> float:

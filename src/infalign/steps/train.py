@@ -105,8 +105,8 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     if found.lost <= MAX_LOST_WIN_RATE:
         return []
     return [
-        f"policies.{name}: with {k} rollouts per prompt {policy.shaping.name} wins {100 * found.lost:.1f} ± "
-        f"{100 * found.standard_error:.1f} points less of {procedure.name} at {kl:g} nats than with exact "
+        f"policies.{name}: with {k} rollouts per prompt, {policy.shaping.name} at {kl:g} nats gains "
+        f"{100 * found.lost:.1f} ± {100 * found.standard_error:.1f} points less of {procedure.name} than with exact "
         "ranks; raise rollout.k"
     ]
 

@@ -101,10 +101,10 @@ def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Pa
     made = records(root)
     read = made["data"]["summary"]
     if columns := read.get("kept_columns"):
-        say(console, f"columns that are kept as they are: {', '.join(columns)}")
+        say(console, f"columns kept unchanged: {', '.join(columns)}")
     if skipped := read["skipped"]:
         listed = found.layout.data / "skipped.txt"
-        say(console, f"{counted(skipped, 'invalid row')} {'was' if skipped == 1 else 'were'} left out: {listed}")
+        say(console, f"skipped {counted(skipped, 'invalid row')}: {listed}")
     if until == "report":
         print_findings((finding for unit in wanted for finding in findings(recipe, made[unit.name])), console)
         print_table(root, console)
@@ -199,8 +199,8 @@ def write_recipe(recipe: Recipe, root: Path) -> None:
     path, text = root / "recipe.yaml", dump_recipe(recipe)
     if path.is_symlink() or (path.exists() and not _is_sealed(path)):
         raise ConfigError(
-            f"{path} was written or changed by hand, and the run records its recipe there; move it out of {root} and "
-            "run it from there"
+            f"{path} was written or changed by hand, but the run records its recipe there; move it out of {root} "
+            "and run it from there"
         )
     write_text(path, f"{_seal(text)}\n{text}")
 
@@ -216,4 +216,4 @@ def _is_sealed(path: Path) -> bool:
 
 def _seal(text: str) -> str:
     digest = blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"# The recipe of this run as infalign read it. To change it, copy it elsewhere. {digest}"
+    return f"# The recipe of this run as infalign read it. To change it, edit a copy elsewhere. {digest}"

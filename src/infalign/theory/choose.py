@@ -201,7 +201,7 @@ def choose(
     procedure = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     check_kl(kl)
     if not 2 <= rollouts <= MAX_ROLLOUTS:
-        raise ConfigError(f"calibration takes at least 2 rollouts a prompt, {MAX_ROLLOUTS:,} at most, found {rollouts}")
+        raise ConfigError(f"calibration takes 2 to {MAX_ROLLOUTS:,} rollouts per prompt, found {rollouts}")
     base = base or procedure
     prompts = int(np.clip(SIMULATED_ROLLOUTS // rollouts, *PROMPTS))
     setting = _Setting(procedure, base, kl, rollouts, prompts, seed, judge)

@@ -169,7 +169,7 @@ def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float | None = None)
     """
     range_of_phi = float(np.ptp(phi))
     if not range_of_phi > 0:
-        raise ConfigError(f"nothing is worth more than another, so a KL of {kl:g} nats buys nothing")
+        raise ConfigError(f"all ranks are worth the same, so a KL of {kl:g} nats gains nothing")
     phi = phi / range_of_phi
     start = 0.0 if guess is None else float(np.log(range_of_phi / guess))
 
@@ -182,7 +182,7 @@ def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float | None = None)
     outside = inside
     while found and np.sign(found := excess(outside := float(np.clip(inside + sign * step, *LOG_TILTS)))) == -sign:
         if abs(outside) == MAX_LOG_TILT:
-            raise ConfigError(f"a KL of {kl:g} nats is out of reach; the largest is {kl * np.exp(found):.4g}")
+            raise ConfigError(f"a KL of {kl:g} nats is out of reach; the maximum is {kl * np.exp(found):.4g}")
         inside, step = outside, 4.0 * step
     root = inside if inside == outside else float(brentq(excess, inside, outside, xtol=1e-14, rtol=1e-15))
     return range_of_phi * float(np.exp(-root)), normalized(phi * np.exp(root), weight)
@@ -204,4 +204,4 @@ def settle(step: Callable[[Array], Array], state: Array) -> None:
             bend, way = np.diff(changes, axis=0).T, np.diff(states, axis=0).T
             state = state - (way + SHARE * bend) @ np.linalg.lstsq(bend, change, rcond=1e-14)[0]
     if moves[-1] > NEARLY_SETTLED:
-        raise ConfigError("no policy was found at this KL; give another budget")
+        raise ConfigError("no policy was found at this KL; choose another budget")

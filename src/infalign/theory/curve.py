@@ -81,7 +81,7 @@ def curve_point(
     name, trained, weight = transform if isinstance(transform, str) else transform.name, law.transform, law.beta
     if rho != 1.0:
         if kl is None:
-            raise ConfigError("a policy that knows less than the rank has a curve over KL budgets only, not over beta")
+            raise ConfigError("with ρ below 1 a curve needs KL budgets, not beta")
         knowing = law_at_rank_correlation(trained, rho=rho, kl=kl)
         law, spent, more = knowing.law, knowing.kl, {}
         wins, weight, name = law.win_rate(procedure, base), knowing.beta, f"{name}, ρ = {rho:g}"
@@ -89,7 +89,7 @@ def curve_point(
         more |= {"draws": law.draws(procedure), "base_draws": float(procedure.expected_draws(procedure.quantile))}
     error = law.error + more.get("self_check", 0.0)
     if not error <= LARGEST_ERROR:
-        raise InfalignError(f"{name} for {procedure.name} at {spent:.4g} nats is only known to within {error:.1g}")
+        raise InfalignError(f"{name} for {procedure.name} at {spent:.4g} nats is known only to within {error:.1g}")
     return Point(
         procedure=procedure.name,
         base=(base or procedure).name,

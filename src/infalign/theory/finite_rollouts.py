@@ -73,7 +73,7 @@ def simulated_gaps(rollouts: int, *, prompts: int = 1000, seed: int = 0) -> Arra
     Raises ConfigError for fewer than 1 rollout or 2 prompts.
     """
     if rollouts < 1 or prompts < 2:
-        raise ConfigError(f"at least 1 rollout and 2 prompts are needed, found {rollouts} and {prompts}")
+        raise ConfigError(f"needs at least 1 rollout and 2 prompts, found {rollouts} and {prompts}")
     lengths_PC = np.random.default_rng(seed).standard_exponential((prompts, rollouts + 1))
     lengths_PC /= lengths_PC.sum(axis=1, keepdims=True)
     return lengths_PC
@@ -100,7 +100,7 @@ def finite_rollouts(
     prompts, rollouts = lengths_PC.shape[0], lengths_PC.shape[1] - 1
     for given in (procedure, base):
         if rewinds(given):
-            raise ConfigError(f"the loss from finite rollouts is known for rank procedures only, not for {given.name}")
+            raise ConfigError(f"the loss from finite rollouts is known for procedures by rank, not for {given.name}")
     phi_C = at_ranks(transform, np.arange(rollouts + 1) / rollouts, rollouts)
     phi_C -= phi_C.max()
 

@@ -94,7 +94,7 @@ def check_kl(kl: float) -> None:
     if not (kl > 0 and np.isfinite(kl)):
         raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
     if kl < MIN_KL:
-        raise ConfigError(f"a KL of {kl:g} leaves the base policy as it is; give at least {MIN_KL:g} nats")
+        raise ConfigError(f"a KL of {kl:g} leaves the base policy unchanged; give at least {MIN_KL:g} nats")
 
 
 def law_at_kl(transform: Transformation, *, kl: float) -> Law:
@@ -127,7 +127,7 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     while sign != 0 and np.sign(excess(outside)) == sign:
         if outside == LOWEST_LOG_BETA:
             raise ConfigError(
-                f"{transform.name} cannot reach a KL of {kl:g} nats; the largest in reach is {law(outside).kl:.4g}, "
+                f"{transform.name} cannot reach a KL of {kl:g} nats; the maximum is {law(outside).kl:.4g}, "
                 "at the smallest β of floating-point numbers"
             )
         inside, outside, step = outside, max(outside + sign * step, LOWEST_LOG_BETA), 2.0 * step
@@ -183,7 +183,7 @@ def _resolved(transform: Transformation, beta: float, panels: Panels) -> Law:
     least = float(np.exp(LOWEST_LOG_BETA)) * transform.scale
     if beta < 0.5 * least:  # half, for the rounding of a budget's smallest
         raise ConfigError(
-            f"beta = {beta:g} is too small to compute with; for {transform.name} give at least {least:.2g}"
+            f"beta = {beta:g} is too small to compute with; for {transform.name}, give at least {least:.2g}"
         )
 
     def integrands(panels: Panels) -> tuple[Array, ...]:

@@ -85,10 +85,10 @@ def optimal_by(judge: Judge, procedure: Served, *, kl: float) -> Optimum:
     ConfigError for Rewind-and-Repeat and for a budget out of reach.
     """
     if rewinds(procedure):
-        raise ConfigError(f"the optimum by a judge is known for rank procedures only, not for {procedure.name}")
+        raise ConfigError(f"the optimum by a judge is known for procedures by rank, not for {procedure.name}")
     check_kl(kl)
     if np.ptp(judge.chance(SCORES)) < 1e-12:
-        raise ConfigError("the judge finds all ranks of the reward equal, so there is nothing to win by it")
+        raise ConfigError("by the judge all reward ranks are equal, so there is nothing to gain")
 
     def chance(u: Array, v: Array) -> Array:
         return np.asarray(judge.chance(np.maximum(normal_scores(u, v), LAST_SCORE)).reshape(u.shape))
@@ -154,7 +154,7 @@ def _best_at_beta(contest: Contest, beta: float) -> Policy:
     start = contest.best(FIRST_KL)
     while start.beta <= beta:
         if start.kl < MIN_KL:
-            raise ConfigError(f"beta = {beta:g} leaves the base policy as it is; give a smaller one")
+            raise ConfigError(f"beta = {beta:g} leaves the base policy unchanged; lower it")
         start = contest.near(start, start.kl / 8.0)
     path = [start]
     found: list[Policy] = []

@@ -49,9 +49,7 @@ def law_at_rank_correlation(transform: Transformation, *, rho: float, kl: float)
         law = law_at_kl(transform, kl=kl)
         return CorrelatedLaw(rho, kl, law.beta, law)
     if not MIN_CORRELATION <= rho <= MAX_CORRELATION:
-        raise ConfigError(
-            f"a policy's knowledge ρ is 1 or between {MIN_CORRELATION} and {MAX_CORRELATION}, found {rho:g}"
-        )
+        raise ConfigError(f"ρ must be 1 or between {MIN_CORRELATION} and {MAX_CORRELATION}, found {rho:g}")
     if not (kl > 0 and np.isfinite(kl)):
         raise ConfigError(f"the KL budget must be positive and finite, found {kl}")
     spread = np.sqrt(1.0 - rho**2)
@@ -71,7 +69,7 @@ def law_at_rank_correlation(transform: Transformation, *, rho: float, kl: float)
         return float(weight @ information(log_ratio(log_beta))) - kl
 
     if excess(-40.0) < 0:
-        raise ConfigError(f"{transform.name} cannot spend {kl:g} nats with a knowledge of ρ = {rho:g}")
+        raise ConfigError(f"{transform.name} cannot spend {kl:g} nats at ρ = {rho:g}")
     log_beta = float(brentq(excess, -40.0, 40.0, xtol=1e-12))
     ratio = np.exp(log_ratio(log_beta))
     density = chance @ ratio  # f(u) at u = N(z): the mean of the ratio over s given z

@@ -68,7 +68,7 @@ def smoothed(transform: Transformation, rollouts: int) -> Tabulated:
 def _refined(
     name: str, scale: float, drop_and_slope: Callable[[Array], tuple[Array, Array]], accuracy: float, unit: float
 ) -> Tabulated:
-    """Return the table of a normalized Φ(1 − v) − Φ(1), with so many knots that it errs by accuracy·max(|Φ|, unit)."""
+    """Return the table of a normalized Φ(1 − v) − Φ(1), with enough knots for an error of accuracy·max(|Φ|, unit)."""
     knots = v = np.linspace(0.0, 1.0, 17)
     drops, slopes = drop, slope = drop_and_slope(v)
     start, end = (np.stack([v, drop, slope])[:, piece] for piece in (slice(-1), slice(1, None)))
@@ -93,4 +93,4 @@ def _slope(transform: Transformation, v: Array) -> Array:
             return np.asarray(-abs(t) * np.exp(min(t, 0.0) - t * v))
         case Power(m):
             return np.asarray(-abs(m) * ((1.0 - v) if m > 0 else v) ** (abs(m) - 1.0))
-    raise ConfigError(f"{transform.name} cannot be written as a table; name it in the recipe instead")
+    raise ConfigError(f"{transform.name} cannot be written as a table; use its name in the recipe instead")

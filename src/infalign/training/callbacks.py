@@ -41,7 +41,7 @@ class WatchLog(TrainerCallback):
                 kept = get_last_checkpoint(str(self._checkpoints))
                 raise InfalignError(
                     f"training {self._checkpoints.name} diverged: at step {state.global_step} the {name} is {value}; "
-                    + (f"the checkpoint of step {kept.rpartition('-')[2]} is kept" if kept else "no step was saved yet")
+                    + (f"the checkpoint of step {kept.rpartition('-')[2]} is kept" if kept else "no step was saved")
                     + "; lower fit.learning_rate"
                 )
 

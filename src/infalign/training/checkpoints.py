@@ -87,4 +87,4 @@ def _find_flaw(checkpoint: Path, complete: Container[int]) -> str | None:
     if flaw := next(flaws(files, checkpoint), None):
         return flaw
     best = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["best_global_step"]
-    return None if best is None or best in complete else f"checkpoint-{best}, its best, is not whole"
+    return None if best is None or best in complete else f"the best checkpoint, checkpoint-{best}, is incomplete"

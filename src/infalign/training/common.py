@@ -48,7 +48,7 @@ def trainer_config(kind: type[Configuration], fit: Fit, job: Job, **options: Any
     per_device = fit.device_batch_size or fit.batch_size // ranks
     if per_device == 0 or fit.batch_size % (per_device * ranks):
         raise ConfigError(
-            f"fit.batch_size {fit.batch_size} is no multiple of {ranks} processes × {per_device} sequences each; "
+            f"fit.batch_size ({fit.batch_size}) must be a multiple of {ranks} processes × {per_device} sequences; "
             "change fit.batch_size or fit.device_batch_size"
         )
     common: dict[str, Any] = {
@@ -172,7 +172,7 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
         trainer.remove_callback(printing)
     with trainer.accelerator.main_process_first():  # the first process removes incomplete checkpoints
         checkpoint, incomplete = find_complete_checkpoint(job.folder)
-    begun = f"resumed from {checkpoint.name}" if checkpoint else "started anew"
+    begun = f"resumed from {checkpoint.name}" if checkpoint else "restarted from the beginning"
     resumed = "; ".join([begun, *(f"skipped {flaw}" for flaw in incomplete)]) if checkpoint or incomplete else ""
     trainer.add_callback(WatchLog(job.on_progress, resumed, job.folder))
     trainer.add_callback(TrimHeap())
@@ -184,8 +184,8 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
         raise
     except UnpicklingError as error:
         raise InfalignError(
-            f"{checkpoint} holds a pickle of more than numbers, so no training of ours wrote it; nothing in it was "
-            f"run; remove {job.folder} and run the same command again"
+            f"{checkpoint} contains a pickle of more than numbers, so it was not written by infalign; nothing in it "
+            f"was run. Remove {job.folder} and rerun the same command"
         ) from error
     except Exception as error:  # a full disk raises different types in torch, safetensors and the file system
         if unfinished := find_unsealed(job.folder):

@@ -78,11 +78,11 @@ def pooled_states(
     for (prompt, *both), asked in zip(pairs, before, strict=True):
         for ids in (next(whole) for _ in both):
             if ids[: len(asked)] != asked or len(ids) == len(asked):
-                raise DataError(f"prompt {prompt_id(prompt)}: the chat template renders it otherwise before a response")
+                raise DataError(f"prompt {prompt_id(prompt)}: the chat template changes it when a response follows")
             if context is not None and len(ids) > context:
                 raise DataError(
-                    f"prompt {prompt_id(prompt)}: with its response it has {len(ids)} tokens, and the head's model "
-                    f"reads {context}; set head.max_length to that"
+                    f"prompt {prompt_id(prompt)}: with its response it has {len(ids)} tokens, but the head's model "
+                    f"accepts at most {context}; set head.max_length to that"
                 )
             prompts.append(asked)
             responses.append(ids[len(asked) :])

@@ -41,7 +41,7 @@ VALIDATED = {
     "remove_unused_columns": False,
     "label_names": ["number"],
 }
-HELD_OUT_EVERY = 10  # one prompt of so many is held out to detect overfitting
+HELD_OUT_EVERY = 10  # every tenth prompt is held out to detect overfitting
 PROMPT_EXAMPLES = 8  # examples of one prompt in a batch, which computes the prompt once
 HELD_OUT_EXAMPLES = 256, 1024  # at least and at most, of which the held-out loss is the mean
 HELD_OUT_SHARE = 1 / 16  # and between these, per training example: evaluations take an eighth of the training's time
@@ -100,7 +100,7 @@ def fit_to_rollouts(
     models = (model,) if loss.teacher is None else (model, loss.teacher)
     all_pack = all(map(can_pack, models))
     if not all_pack and (loss.teacher is not None or isinstance(model, GuidedForCausalLM)):
-        raise ConfigError("a model has layers without full attention, which no guide and no distillation can use")
+        raise ConfigError("a model has layers without full attention; guides and distillation do not support it")
     trainer = LossTrainer(
         loss.of_batch,
         model=with_adapter(model, settings, TaskType.CAUSAL_LM),

@@ -77,7 +77,7 @@ def looks_at_ranks(procedure: Procedure) -> TypeIs[RankProcedure]:
 def check_n(n: int) -> None:
     """Raise ConfigError unless ``n`` is a number of draws."""
     if not (isinstance(n, int | np.integer) and n >= 1):
-        raise ConfigError(f"a procedure draws at least once, and a whole number of times; found N = {n}")
+        raise ConfigError(f"N must be a positive whole number of samples, found N = {n}")
 
 
 def check_probabilities(name: str, probabilities: tuple[float, ...]) -> None:
@@ -90,9 +90,9 @@ def checked_samples(rewards_PM: ArrayLike, n: int, name: str) -> Array:
     """Return rewards (P, M) as numbers; raises DataError for another shape, M < ``n`` and what is not finite."""
     rewards = np.asarray(rewards_PM, float)
     if rewards.ndim != 2:
-        raise DataError(f"{name} weighs a prompts × samples array, found shape {rewards.shape}")
+        raise DataError(f"{name} needs a prompts × samples array, found shape {rewards.shape}")
     if rewards.shape[1] < n:
-        raise DataError(f"{name} cannot be estimated from {rewards.shape[1]} samples per prompt; draw at least {n}")
+        raise DataError(f"{name} cannot be estimated from {rewards.shape[1]} samples per prompt; it needs at least {n}")
     if not np.isfinite(rewards).all():
         prompt, sample = np.argwhere(~np.isfinite(rewards))[0]
         raise DataError(f"reward of prompt {prompt}, sample {sample} is {rewards[prompt, sample]}, not finite")

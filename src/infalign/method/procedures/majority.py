@@ -51,7 +51,7 @@ class MajorityVote:
         """
         answers = np.asarray(answers_PM)
         if answers.ndim != 2 or answers.shape[1] < self.n:
-            raise DataError(f"{self.name} weighs prompts × at least {self.n} samples, found shape {answers.shape}")
+            raise DataError(f"{self.name} needs prompts × at least {self.n} samples, found shape {answers.shape}")
         weights_PM = np.empty(answers.shape)
         for row, found in zip(weights_PM, answers, strict=True):
             _, which, counts = np.unique(found, return_inverse=True, return_counts=True)

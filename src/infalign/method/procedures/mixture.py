@@ -60,5 +60,5 @@ class Mixture:
 def ranked(part: Served) -> RankProcedure:
     """Return a procedure that may be part of a mixture. Raises ConfigError for Rewind-and-Repeat."""
     if rewinds(part):
-        raise ConfigError(f"a mixture cannot contain {part.name}, whose threshold belongs to the base policy")
+        raise ConfigError(f"a mixture cannot contain {part.name}, which compares with a threshold of the base policy")
     return part

@@ -93,9 +93,9 @@ def top_k(k: int, n: int) -> OrderStatistics:
 def _check_k(k: int, n: int) -> None:
     check_n(n)
     if n > MAX_DRAWS:
-        raise ConfigError(f"the k-th best or the top k can be of at most {MAX_DRAWS:,} draws, found N = {n}")
+        raise ConfigError(f"the k-th best and the top k support at most {MAX_DRAWS:,} samples, found N = {n}")
     if not 1 <= k <= n:
-        raise ConfigError(f"k must lie between 1 and N = {n}, found k = {k}")
+        raise ConfigError(f"k must be between 1 and N = {n}, found k = {k}")
 
 
 def _log_choose(n: ArrayLike, k: int) -> Array:

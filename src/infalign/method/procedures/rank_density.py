@@ -50,8 +50,8 @@ class RankDensity:
     def serving(self, rng: np.random.Generator) -> Serving:
         """Raise ConfigError: a density says what is served, and not how."""
         raise ConfigError(
-            f"{self.name} is a density of ranks, which no number of draws serves exactly; serve a mixture or an "
-            "`OrderStatistics` that is near to it"
+            f"{self.name} is a density of ranks, which no number of samples serves exactly; serve a nearby mixture "
+            "or `OrderStatistics`"
         )
 
     @cached_property

@@ -50,9 +50,9 @@ class RewindAndRepeat:
     def __post_init__(self) -> None:
         check_n(self.n)
         if not 0.0 < self.quantile < 1.0:
-            raise ConfigError(f"the threshold of rewind is a quantile between 0 and 1, found {self.quantile}")
+            raise ConfigError(f"the quantile of rewind must be between 0 and 1, found {self.quantile}")
         if self.serve not in ("last", "best"):
-            raise ConfigError(f"rewind serves the last or the best of its failed draws, found serve = {self.serve!r}")
+            raise ConfigError(f"rewind serves the last or the best of its failed samples, found serve = {self.serve!r}")
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class RewindAndRepeat:
 
     def _thresholds(self, thresholds_P: ArrayLike | None, prompts: int) -> Array:
         if thresholds_P is None:
-            raise ConfigError(f"{self.name} needs the base policy's {self.quantile:g} quantile of every prompt")
+            raise ConfigError(f"{self.name} needs the base policy's {self.quantile:g} quantile for every prompt")
         thresholds = np.asarray(thresholds_P, float)
         if thresholds.shape != (prompts,):
             raise DataError(f"{self.name} needs one threshold for each of {prompts} prompts, found {thresholds.shape}")

@@ -1,4 +1,4 @@
-"""The recipes that come along, which commands find by name: ``infalign run demo``."""
+"""The built-in recipes, which commands find by name: ``infalign run demo``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class BuiltIn:
 
 
 def built_in() -> list[BuiltIn]:
-    """Return the recipes that come along, by name."""
+    """Return the built-in recipes by name."""
     return [_described(path) for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)]
 
 
@@ -46,7 +46,7 @@ def meant(path: Path) -> str:
     except (OSError, ValueError):  # no folder, or a name that none can have
         beside = {}
     near = nearest(path.stem, beside)
-    return f"did you mean {beside[near]}?" if near else "`infalign recipes` lists those that come along"
+    return f"did you mean {beside[near]}?" if near else "`infalign recipes` lists the built-in recipes"
 
 
 def named(name: str) -> Path:
@@ -55,7 +55,7 @@ def named(name: str) -> Path:
     if name not in names:
         said = did_you_mean(name, names) or f"there are {', '.join(names)}."
         raise ConfigError(
-            f"no recipe that comes along is called {name}; {said} Name a file by a path, such as ./my.yaml"
+            f"there is no built-in recipe named {name}; {said} A file is given by a path, such as ./my.yaml"
         )
     return FOLDER / f"{name}.yaml"
 

@@ -37,7 +37,7 @@ class Judged:
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Raise ConfigError: it is not known yet."""
-        raise ConfigError("the transformation that wins most by the judge is not known before a run has found it")
+        raise ConfigError("the transformation that wins most by the judge is known only after the run has computed it")
 
 
 JUDGED = Judged()
@@ -60,7 +60,7 @@ class StoredOptimum:
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Raise ConfigError: it is not known yet."""
-        raise ConfigError("the optimum is not known before a run has stored rewards")
+        raise ConfigError("the optimum is known only after the run has stored rewards")
 
 
 OPTIMA = {one.name: one for one in map(StoredOptimum, (None, "reward", "win-rate"))}
@@ -168,9 +168,9 @@ class ToBudget(Solver):
     """A solver whose strength is a KL budget or the paper's β."""
 
     kl_budget: Annotated[float, Field(ge=MIN_KL, allow_inf_nan=False)] | None = Field(
-        None, description="nats per response; the theory gives β"
+        None, description="nats per response; β follows from theory"
     )
-    beta: Positive | None = Field(None, description="the paper's β, for the paper's raw Φ")
+    beta: Positive | None = Field(None, description="the paper's β, for its unnormalized Φ")
 
     @model_validator(mode="after")
     def _one_strength(self) -> ToBudget:
@@ -195,9 +195,11 @@ class Shaped(ToBudget):
 
     transform: ShapingSetting = Field(
         Ranked(Identity()),
-        description="of the rank: exp:10, log, power:7, FILE.json, …, judged, which wins most by the judge, or "
-        "optimal, the optimum for the procedure on the stored rewards, exact where they tie (optimal:reward or "
-        "optimal:win-rate for rewards that are not 0 or 1); or not of the rank: raw, raw-prompt, par, lsc:0.85",
+        description=(
+            "of the rank: exp:10, log, power:7, FILE.json, …; judged: what wins most by the judge; optimal: "
+            "the optimum for the procedure on the stored rewards, exact where they tie (optimal:reward or "
+            "optimal:win-rate unless they are 0 or 1); not of the rank: raw, raw-prompt, par, lsc:0.85"
+        ),
     )
 
     def check(self, recipe: RecipeFacts) -> None:
@@ -207,17 +209,16 @@ class Shaped(ToBudget):
             return
         if rewinds(recipe.procedure):
             raise ValueError(
-                f"transform is {self.transform.name}, which is known for procedures by the rank, not "
-                f"{recipe.procedure.name}"
+                f"transform is {self.transform.name}, which needs a procedure by rank, not {recipe.procedure.name}"
             )
         if self.transform != JUDGED:
             return
         if not recipe.has_judge:
-            raise ValueError("transform is judged, and the recipe has no judge; add one")
+            raise ValueError("transform is judged, but the recipe has no judge; add one")
         if self.kl_budget is None:
-            raise ValueError("transform is judged, which is the optimum at a KL: give kl_budget, not beta")
+            raise ValueError("transform is judged, the optimum at a KL; give kl_budget, not beta")
         if recipe.rollouts < MIN_JUDGED_SAMPLES:
-            raise ValueError(f"transform is judged, which needs a rollout.k of at least {MIN_JUDGED_SAMPLES}")
+            raise ValueError(f"transform is judged, which needs rollout.k of at least {MIN_JUDGED_SAMPLES}")
 
     @property
     def shaping(self) -> Shaping:
@@ -258,4 +259,4 @@ class ToBestOfN(Solver):
         """Raise ValueError for fewer rollouts than n."""
         super().check(recipe)
         if self.n > recipe.rollouts:
-            raise ValueError(f"the best of {self.n} needs a rollout.k of at least {self.n}")
+            raise ValueError(f"the best of {self.n} needs rollout.k of at least {self.n}")

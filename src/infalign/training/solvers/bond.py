@@ -104,9 +104,9 @@ class Settings(OnPolicy):
     @model_validator(mode="after")
     def _whole_model(self) -> Settings:
         if self.beta is not None:
-            raise ValueError("bond has no beta: give kl_budget, at which it stops")
+            raise ValueError("bond has no beta; give the kl_budget at which it stops")
         if self.fit.lora is not None:
-            raise ValueError("bond moves a whole model as its anchor, not an adapter: leave fit.lora out")
+            raise ValueError("bond uses a whole model as its moving anchor, not an adapter; leave fit.lora out")
         return self
 
     @property

@@ -21,7 +21,7 @@ class Settings(Solver):
     """
 
     solver: Literal["distil"]
-    teacher: Name = Field(description="the offline policy of this recipe that it follows, such as one with a guide")
+    teacher: Name = Field(description="the offline policy of this recipe to distill, such as one with a guide")
     _teacher: Offline = PrivateAttr()
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
@@ -30,7 +30,7 @@ class Settings(Solver):
         if not isinstance(teacher, Offline):
             offline = ", ".join(name for name, other in policies.items() if isinstance(other, Offline))
             raise ValueError(
-                f"teacher is {self.teacher}, which is no offline policy of this recipe ({offline or 'none'})"
+                f"teacher is {self.teacher}, which is not an offline policy of this recipe ({offline or 'it has none'})"
             )
         self._teacher = teacher
 

@@ -65,7 +65,8 @@ class Settings(OnPolicy):
 
     solver: Literal["maxk"]
     objective: Objective = Field(
-        "win-rate", description="what is served: its win rate over what the reference serves, or its mean reward"
+        "win-rate",
+        description="maximize the served policy's win rate over the served reference, or its mean reward",
     )
 
     @property
@@ -88,7 +89,7 @@ class Settings(OnPolicy):
         """Raise ValueError unless the procedure's gradient can be estimated and the budget can be spent."""
         procedure = recipe.procedure
         if not is_extreme(procedure):
-            raise ValueError(f"maxk climbs best-of-N and worst-of-N, and the procedure is {procedure.name}")
+            raise ValueError(f"maxk supports best-of-N and worst-of-N; the procedure is {procedure.name}")
         if min(self.generations, recipe.rollouts) < procedure.n:
             raise ValueError(
                 f"{procedure.name} needs generations and rollout.k of at least {procedure.n}, found "

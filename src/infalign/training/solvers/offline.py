@@ -45,39 +45,41 @@ class Side(Settings):
     hidden: Count = Field(192, description="its width")
     layers: Count = Field(2, description="its layers")
     heads: Count = Field(3, description="its attention heads")
-    reads: Count = Field(3, description="layers of the reference that it reads, evenly spaced, the last one among them")
+    reads: Count = Field(3, description="how many layers of the reference it reads, evenly spaced, including the last")
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Side:
         if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden {self.hidden} is no multiple of twice the {self.heads} heads")
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 × heads ({self.heads})")
         return self
 
 
 class Guide(Settings):
     """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
 
-    trunk: str = Field("reference", description="what Q starts from: reference, reward, or a folder or hub id")
-    lora: Adapter | None = Field(None, description="Q is this adapter on the reference, which is in memory once")
-    side: Side | None = Field(None, description="Q is a small network that reads the reference's states")
+    trunk: str = Field("reference", description="what the guide starts from: reference, reward, or a folder or hub id")
+    lora: Adapter | None = Field(None, description="the guide is an adapter on the reference, in memory once")
+    side: Side | None = Field(None, description="the guide is a small network that reads the reference's states")
     top_tokens: Count | None = Field(
         None,
-        description="tokens that Q tells apart at each place, the reference's likeliest, which are computed once; all "
-        "others share one Q, so that training does not pay for a large vocabulary. none: all tokens",
+        description=(
+            "likeliest tokens per position, by the reference, that get their own Q; the others share one, which "
+            "saves time with a large vocabulary. none: all tokens"
+        ),
     )
 
     @model_validator(mode="after")
     def _on_the_reference(self) -> Guide:
         if self.lora is not None and self.top_tokens is not None:
-            raise ValueError("a guide with lora tells all tokens apart: leave top_tokens out")
+            raise ValueError("a guide with lora gives every token its own Q; leave top_tokens out")
         if self.lora is not None and self.side is not None:
             raise ValueError("a guide is an adapter (lora) or a small network (side), not both")
         if self.lora is not None and self.trunk != "reference":
-            raise ValueError(f"a guide with lora is an adapter on the reference, found the trunk {self.trunk}")
+            raise ValueError(f"a guide with lora needs the trunk reference, found {self.trunk}")
         if self.side is not None and self.trunk != "reference":
-            raise ValueError(f"a guide with side reads the reference's states, found the trunk {self.trunk}")
+            raise ValueError(f"a guide with side needs the trunk reference, found {self.trunk}")
         if is_gguf(self.trunk):
-            raise ValueError(f"a guide starts from a model folder, and {self.trunk} is a GGUF; convert it before")
+            raise ValueError(f"a guide starts from a model folder, not the GGUF file {self.trunk}; convert it first")
         return self
 
     @property
@@ -96,11 +98,11 @@ class Offline(Solver):
     @model_validator(mode="after")
     def _whole_guide(self) -> Offline:
         if self.guide is not None and self.fit.lora is not None:
-            raise ValueError("a guide takes guide.lora: leave fit.lora out")
+            raise ValueError("a guide takes guide.lora; leave fit.lora out")
         if self.guide is not None and self.fit.gradient_checkpointing:
             raise ValueError(
-                "a guide keeps its activations: leave fit.gradient_checkpointing out; to save memory, lower "
-                "fit.device_batch_size"
+                "a guide needs its activations; leave fit.gradient_checkpointing out and lower "
+                "fit.device_batch_size to save memory"
             )
         return self
 
@@ -108,7 +110,7 @@ class Offline(Solver):
         """Raise ValueError if a guide has no trunk to start from."""
         super().check(recipe)
         if self.guide is not None and self.guide.trunk == "reward" and not recipe.has_reward_model:
-            raise ValueError("guide.trunk is reward, and the reward is no model; set it to reference or to a folder")
+            raise ValueError("guide.trunk is reward, but the reward is not a model; set it to reference or to a folder")
 
     @property
     def label(self) -> str:

@@ -26,12 +26,14 @@ class OnPolicy(ToBudget):
     generates: ClassVar[bool] = True
     stops_at_budget: ClassVar[bool] = False  # when it has spent the KL budget, which may be before its last step
 
-    generations: Draws = Field(8, description="completions a prompt and step")
+    generations: Draws = Field(8, description="completions per prompt and step")
 
     @model_validator(mode="after")
     def _whole_groups(self) -> OnPolicy:
         if self.fit.batch_size % self.generations:
-            raise ValueError(f"fit.batch_size {self.fit.batch_size} is no multiple of generations {self.generations}")
+            raise ValueError(
+                f"fit.batch_size {self.fit.batch_size} must be a multiple of generations {self.generations}"
+            )
         return self
 
     @property
