@@ -94,7 +94,7 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     best = optimum(references, BestOfN(4), kl=0.2, smoothed=True)
     assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == best.beta
     assert out.index("pass@4 today") < out.index(f"\n0.2   {100 * best.value:.1f}") < out.index("train-aware")
-    assert "What the KL budget gains" in (tmp_path / "run" / "report.html").read_text()
+    assert "What a KL budget gains" in (tmp_path / "run" / "report.html").read_text()
     redone = main("status", path, "--set", "procedure=best-of-2", "--json")[1]
     assert "train-aware" in redone
     # What was trained can be prompted by anybody: it has the template that it was trained with.
