@@ -228,7 +228,7 @@ def test_openrlhf_gets_the_shaped_reward(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "said"), [(label_of(0, reference_rewards=None), "no reference_rewards"), ("", "must be a JSON object")]
+    ("label", "said"), [(label_of(0, reference_rewards=None), "lacks reference_rewards"), ("", "must be a JSON object")]
 )
 def test_what_openrlhf_swallows_is_logged_and_never_a_zero(
     tokenizer: Any, caplog: pytest.LogCaptureFixture, label: str, said: str

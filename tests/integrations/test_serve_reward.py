@@ -60,7 +60,7 @@ def test_both_protocols_get_shaped_reward_and_reward(url: str) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"response": "No.", "label": {"prompt": PROMPT}}, "no reference_rewards"),
+        ({"response": "No.", "label": {"prompt": PROMPT}}, "lacks reference_rewards"),
         ({"response": "No.", "label": json.dumps(LABEL | {"reference_rewards": [0.0, float("nan")]})}, "is nan"),
         (
             {"response": "No.", "label": LABEL | {"prompt_id": "0123456789abcdef"}},
