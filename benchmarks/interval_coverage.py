@@ -7,7 +7,8 @@ Each law is a population of prompts whose policies differ in strength, 12 sample
 bootstraps are, also ours without the end of the range in view (`estimate`). Outcomes of one comparison a prompt are 0
 or 1. Length-controlled win rates come from judges that are swayed by length as the model says. The last columns have
 the mean width of our interval relative to that of `estimate`. Exits with 1 if an interval of ours for at least 50
-prompts covers less than 93 % or more than 97 %, or near the end, for any number of prompts, less than 94 %.
+prompts covers less than 93 % or more than 97 %, or near the end, for any number of prompts, less than 94 %. Values that
+are no shares, and rare differences, are covered in 93 % or more also from 20.
 An argument gives the number of simulations instead of 2000.
 """
 
@@ -17,7 +18,7 @@ from functools import partial
 import numpy as np
 from scipy.stats import bootstrap
 
-from infalign.evaluation.intervals import estimate, estimate_share
+from infalign.evaluation.intervals import estimate, estimate_difference, estimate_share
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import prompt_win_rates
@@ -37,6 +38,11 @@ NEAR_THE_END: dict[str, tuple[Procedure, float, float]] = {
     "worst-of-4, 98.6 %": (WorstOfN(4), 15.0, 0.9),
     "worst-of-4, 99 %": (WorstOfN(4), 12.5, 0.7),
 }
+ANYWHERE = {  # laws of values that are no shares, and their means
+    "log-normal": (lambda rng, size: rng.lognormal(size=size), np.exp(0.5)),
+    "Student's t3": (lambda rng, size: rng.standard_t(3, size=size), 0.0),
+}
+RARE = {"differences, 3 % and 1 %": (0.03, 0.01), "differences, 5 % and 0": (0.05, 0.0)}  # of prompts won and lost
 OUTCOMES = 0.9, 0.98, 0.995  # the share of prompts that are won outright, the others lost
 
 
@@ -116,6 +122,18 @@ def main() -> int:
         share = np.mean([interval.low <= truth <= interval.high for interval in found])
         print(f"{'at equal length':<24}{truth:>7.1%}{size:>9}{'':>24}{share:>12.1%}")
         good &= size < 50 or 0.93 <= share <= 0.97
+    for size in (20, 80):
+        for name, (draw, truth) in ANYWHERE.items():
+            found = [estimate(draw(rng, size), seed=seed) for seed in range(SIMULATIONS)]
+            share = np.mean([interval.low <= truth <= interval.high for interval in found])
+            print(f"{name:<24}{truth:>7.2f}{size:>9}{'':>24}{share:>12.1%}", flush=True)
+            good &= share >= 0.93
+        for name, (won, lost) in RARE.items():
+            draws = rng.choice([1.0, -1.0, 0.0], (SIMULATIONS, size), p=[won, lost, 1 - won - lost])
+            found = [estimate_difference(draw, seed=seed) for seed, draw in enumerate(draws)]
+            share = np.mean([interval.low <= won - lost <= interval.high for interval in found])
+            print(f"{name:<24}{won - lost:>7.1%}{size:>9}{'':>36}{share:>12.1%}", flush=True)
+            good &= share >= 0.93
     return int(not good)
 
 

@@ -52,6 +52,12 @@ class Confidence:
 
         return estimate(values_P, confidence=self.level, seed=self.seed).as_dict()
 
+    def of_differences(self, differences_P: Any) -> dict[str, float]:
+        """Return the mean over prompts of differences of shares with its interval, which holds where few differ too."""
+        from infalign.evaluation.intervals import estimate_difference
+
+        return estimate_difference(differences_P, confidence=self.level, seed=self.seed).as_dict()
+
     def of_shares(self, shares_P: Any) -> dict[str, float]:
         """Return the mean over prompts of shares with its interval, which holds near 0 and 1 too."""
         from infalign.evaluation.intervals import estimate_share

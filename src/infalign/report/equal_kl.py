@@ -37,7 +37,7 @@ class Matched:
 
     def gain_over(self, other: "Matched", intervals: Confidence) -> dict[str, float]:
         """Return the mean difference to another method's win rates, paired by prompt, with such an interval."""
-        return widen(intervals.of(self.values - other.values), self.shift, -other.shift)
+        return widen(intervals.of_differences(self.values - other.values), self.shift, -other.shift)
 
 
 @dataclass(frozen=True)

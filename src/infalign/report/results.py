@@ -92,7 +92,11 @@ def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, A
         metric = Metric.parse(f"pass@{k}")
         passed = {name: metric.of_prompts(rewards_PM) for name, rewards_PM in right.items()}
         for name, values in passed.items():
-            over = {other: evaluated.intervals.of(values - theirs) for other, theirs in passed.items() if other != name}
+            over = {
+                other: evaluated.intervals.of_differences(values - theirs)
+                for other, theirs in passed.items()
+                if other != name
+            }
             found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over}
     return found
 
