@@ -1,0 +1,232 @@
+"""Whether every path works on a GPU, and how fast: ``python benchmarks/gpu.py paths|recipes|shapes FOLDER``.
+
+`paths`: draws, scores and the start of training, each beside its definition, and a run that is killed and continued.
+`recipes`: `demo` (a checker) and `preferences` (a learned reward) on the GPU and on this machine's CPU at once; FOLDER
+keeps them. `shapes`: tokens per second and memory for random weights of 135 M, 0.6 B and 1.7 B parameters (trained
+whole, as an adapter, as a guide), and memory for 4 B. Prints a table; exits with 1 where something fails. A part is to
+take six minutes at most on one H100, where it has never run. Without a GPU all is done on the CPU, with shapes so small
+that only the script is tried. A machine that has torch, peft, pyarrow and matplotlib needs besides:
+
+    pip download --no-deps --only-binary=:all: --python-version 3.12 --dest wheels transformers==5.23.0 trl==1.16.0 \
+        datasets multiprocess dill pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection \
+        ruamel.yaml cyclopts docstring-parser rich-rst docutils huggingface-hub httpx2 httpcore2
+    pip install --no-deps wheels/*.whl && PYTHONPATH=src python benchmarks/gpu.py paths FOLDER
+"""
+
+import copy
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import guides
+import numpy as np
+import torch
+import transformers
+from transformers import LlamaForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
+
+from infalign.models.logprobs import token_logprobs
+from infalign.models.packed import PackedBatch, packed_logprobs, packing
+from infalign.models.pretrained import load_policy
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Scratch
+from infalign.rewards.classifier import ClassifierReward
+from infalign.sampling.engine import Engine, Sampling
+from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign.sampling.transformers import TransformersEngine
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROUNDING = {"float32": 1e-4, "bfloat16": 5e-2}  # nats per token, between two ways to compute the same
+PROMPT, RESPONSE, K, PROMPTS = (256, 256, 64, 4) if DEVICE == "cuda" else (16, 16, 4, 2)
+SIZES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size"
+SHAPES = {  # SmolLM2's and Qwen3's
+    "135M": (576, 1536, 30, 9, 3, 64, 49152),
+    "0.6B": (1024, 3072, 28, 16, 8, 128, 151936),
+    "1.7B": (2048, 6144, 28, 16, 8, 128, 151936),
+    "4B": (2560, 9728, 36, 32, 8, 128, 151936),
+}
+LARGEST, TINY = "4B", (64, 96, 2, 2, 1, 32, 300)
+WHOLE = "reference, all trained"
+FORMS = WHOLE, "adapter", "guide, adapter"  # rows of guides.py
+Works = dict[str, Callable[[], str]]
+ENGINES = SharedPrefixEngine, TransformersEngine
+DATA = {"demo": "[{sums: 10000}]", "preferences": "[{world: 500}]"}
+SMALL = "rollout.prompts=96 evaluate.prompts=24 evaluate.samples=64 evaluate.max_n=16 allow_worthless=true"
+
+
+class Small:
+    """A random model in one precision, and what it drew."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        shape = Scratch(vocabulary=300, hidden=128, layers=4, heads=2, context=256)
+        self.folder, self.dtype, self.tokenizer = folder, dtype, train_tokenizer(["How do I bake bread?"] * 9, shape)
+        for path in (folder, folder / "reward"):
+            self.tokenizer.save_pretrained(path)
+        new_policy(shape, self.tokenizer, seed=0).save_pretrained(folder)
+        self.model, _ = load_policy(str(folder), device=DEVICE, dtype=dtype)
+        rng = np.random.default_rng(0)
+        self.asked = rng.integers(5, 200, (3, 20)).repeat(16, axis=0).tolist()
+        self.responses = rng.integers(5, 200, (48, 32)).tolist()
+
+    def near(self, values: Any, others: Any, tokens: Any = 1) -> str:
+        """Return the largest difference per token. Raises AssertionError for one beyond rounding."""
+        apart, limit = float((np.abs(np.subtract(values, others)) / tokens).max()), ROUNDING[self.dtype]
+        assert apart <= limit, f"{apart:.1e} apart, limit {limit:g}"
+        return f"{apart:.1e} apart, limit {limit:g}"
+
+    def engine(self, kind: Callable[..., Engine]) -> str:
+        """Compare an engine's log-probabilities with those of a padded pass."""
+        engine = kind(self.model, self.tokenizer, Sampling(32))
+        draws = [one for i, prompt in enumerate(self.asked[::16]) for one in engine.sample(prompt, str(i), range(16))]
+        responses = [one.token_ids for one in draws]
+        found = token_logprobs(self.model, self.asked, responses, batch_tokens=4096)
+        return self.near(found, [one.logprob for one in draws], [*map(len, responses)])
+
+    def start(self, form: str) -> str:
+        """Compare an untrained policy, by a packed pass, with its reference; take a step, after which it is another."""
+        texts, policy = (self.asked, self.responses), guides.FORMS[form](copy.deepcopy(self.model))[0]
+        before = token_logprobs(self.model, *texts, batch_tokens=4096)
+        said = self.near(packed_logprobs(policy, *texts, 4096), before, 32)
+        optimizer = torch.optim.AdamW([weight for weight in policy.parameters() if weight.requires_grad], lr=3e-2)
+        with packing(policy):
+            PackedBatch.pack(*texts).to(DEVICE).logprobs(policy).sum().backward()
+        optimizer.step()
+        moved = np.abs(packed_logprobs(policy, *texts, 4096) - before) / 32
+        assert ROUNDING[self.dtype] < moved.max() < np.inf, f"a step moved it by {moved.max():.1e}"
+        return said
+
+    def scores(self) -> str:
+        """Compare a classifier's scores on this device with those in float32 on the CPU."""
+        self.model.config.id2label = {0: "reward"}
+        LlamaForSequenceClassification(self.model.config).save_pretrained(folder := self.folder / "reward")
+        rows = [[{"role": "user", "content": text}] for text in "abcdefgh"], ["bake bread"] * 8
+        devices = ((DEVICE, self.dtype), ("cpu", "float32"))
+        return self.near(*(ClassifierReward.load(str(folder), device=on, dtype=dtype)(*rows) for on, dtype in devices))
+
+
+def infalign(recipe: str, folder: Path, device: str, *, small: bool) -> "subprocess.Popen[bytes]":
+    """Start a run, of few rows if it is ``small``."""
+    changes = [f"run_dir={folder}", f"compute.device={device}", *["compute.processes=1"] * (small or device == "cuda")]
+    changes += [f"data.sources={DATA[recipe]}", *SMALL.split()] if small else []
+    words = [word for change in changes for word in ("--set", change)]
+    with folder.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "infalign", "run", recipe, *words], stdout=log, stderr=log)
+
+
+def killed_and_continued(folder: Path) -> str:
+    """Kill a run at its rollouts, by SIGKILL, and run it again to the end."""
+    running = infalign("demo", folder, DEVICE, small=True)
+    while running.poll() is None and not any(folder.glob("rollouts/*/*.parquet")):
+        time.sleep(0.1)
+    running.kill()
+    assert running.wait() == -signal.SIGKILL, f"it ended before it was killed, see {folder}.log"
+    made = [path.stat().st_mtime_ns for path in folder.glob("models/reference/*.safetensors")]
+    assert infalign("demo", folder, DEVICE, small=True).wait() == 0, f"see {folder}.log"
+    assert made == [path.stat().st_mtime_ns for path in folder.glob("models/reference/*.safetensors")], "trained twice"
+    return "continued, nothing trained twice"
+
+
+def paths(folder: Path) -> Works:
+    """Return the paths on a small model."""
+    works: Works = {}
+    for dtype in ROUNDING:
+        small = Small(folder / dtype, dtype)
+        works |= {f"draws, {kind.__name__}, {dtype}": partial(small.engine, kind) for kind in ENGINES}
+        works |= {f"{form}, {dtype}": partial(small.start, form) for form in (*FORMS, "guide on states")}
+        works[f"scores, {dtype}"] = small.scores
+    return works | {"a run that was killed": partial(killed_and_continued, folder / f"killed-{time.time_ns()}")}
+
+
+def recipes(folder: Path) -> Works:
+    """Start two recipes on both devices, and return the comparison of their results."""
+    devices = {"gpu": DEVICE, "cpu": "cpu"}
+    places = {(name, on): folder / f"{name}-{on}" for name in DATA for on in devices}
+    small = DEVICE == "cpu"
+    running = {key: infalign(key[0], place, devices[key[1]], small=small) for key, place in places.items()}
+
+    def compared(name: str) -> str:
+        ended = [running[name, on].wait() for on in devices]
+        assert not any(ended), f"exit codes {ended}, see {folder}/{name}-*.log"
+        here, there = (json.loads((places[name, on] / "results.json").read_text()) for on in devices)
+        found = []
+        for policy in here["policies"]:
+            by, how = here["judges"][-1], here["procedure"]
+            one, other = (run["policies"][policy]["win_rates"][by][how] for run in (here, there))
+            found.append(f"{policy} {100 * one['mean']:.1f} beside {100 * other['mean']:.1f}")
+            apart = max(one["low"], other["low"]) > min(one["high"], other["high"])
+            assert not apart, f"{found[-1]}, intervals apart"
+        return "win rates, GPU beside CPU: " + ", ".join(found)
+
+    return {name: partial(compared, name) for name in DATA}
+
+
+def measured(name: str, form: str) -> str:
+    """Return tokens per second of draws, but for the largest shape, and of training, and GB."""
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    sizes = dict(zip(SIZES.split(), SHAPES[name] if DEVICE == "cuda" else TINY, strict=True))
+    with torch.device(DEVICE):
+        base = Qwen3ForCausalLM(Qwen3Config(**sizes, eos_token_id=1, tie_word_embeddings=True))
+    model, said = guides.FORMS[form](base if form == WHOLE else base.bfloat16())[0].eval(), []
+    asked, autocast = (
+        torch.randint(3, sizes["vocab_size"], (PROMPTS, PROMPT)).tolist(),
+        torch.autocast(DEVICE, torch.bfloat16),
+    )
+    if name != LARGEST:
+        tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
+        engine = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE))
+        with autocast:
+            drawn = sum(len(response.token_ids) for response in engine.sample(asked[0], "p", range(K)))
+            seconds = guides.fastest(lambda: engine.sample(asked[0], "p", range(K)))
+        said.append(f"draws {drawn / seconds:,.0f} tokens/s")
+    responses = torch.randint(3, sizes["vocab_size"], (8 * PROMPTS, RESPONSE)).tolist()
+    batch = PackedBatch.pack([asked[i // 8] for i in range(8 * PROMPTS)], responses).to(DEVICE)
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-5)
+
+    def step() -> None:
+        with packing(model), autocast:
+            batch.logprobs(model).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+
+    said.append(f"training {8 * PROMPTS * RESPONSE / guides.fastest(step):,.0f} tokens/s")
+    assert all(weight.isfinite().all() for weight in model.parameters()), "not finite after a step"
+    return "; ".join([*said, *([f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB"] if DEVICE == "cuda" else [])])
+
+
+def shapes(_: Path) -> Works:
+    """Return the measurement of each shape in each form; the largest is not trained whole."""
+    asked = [(name, form) for name in SHAPES for form in FORMS if (name, form) != (LARGEST, WHOLE)]
+    return {", ".join(one): partial(measured, *one) for one in asked}
+
+
+def main() -> int:
+    """Do one part and print its table."""
+    part, folder = sys.argv[1:]
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU: the CPU, with tiny shapes"
+    print(f"{device}; torch {torch.__version__}, transformers {transformers.__version__}\n")
+    print("| path | | found | took |\n|---|---|---|---|")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    works = {"paths": paths, "recipes": recipes, "shapes": shapes}[part](Path(folder).resolve())
+    failures = 0
+    for name, work in works.items():
+        started = time.perf_counter()
+        try:
+            passed, said = "pass", work()
+        except Exception as error:  # of any kind, so that the other paths are still tried
+            passed, said = "fail", " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        failures += passed == "fail"
+        print(f"| {name} | {passed} | {said} | {time.perf_counter() - started:.0f} s |", flush=True)
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
