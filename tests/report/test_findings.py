@@ -52,9 +52,9 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
     [
         ("data", {"test_prompts": 9, "test_prompts_too_long": 10}, {"test_prompts_too_long": 9}, "max_prompt_tokens"),
         ("judge", {"pairs": 9, "pairs_too_long": 10}, {"pairs_too_long": 9}, "more pairs .* its fit.max_length"),
-        ("score-0", {"cut_off": 0.96}, {"cut_off": 0.5}, r"rollout.max_new_tokens \(12\) .* raise it"),
+        ("score-0", {"cut_off": 0.96}, {"cut_off": 0.5}, r"rollout.max_new_tokens \(12\), .* raise it"),
         ("sft", {"history": history(1)}, {"history": history(FEW_STEPS)}, "1 optimizer step, .* raise its fit.epochs"),
-        ("train-aware", {"history": history(9)}, {"history": history(10)}, "had 9 optimizer steps"),
+        ("train-aware", {"history": history(9)}, {"history": history(10)}, "had only 9 optimizer steps"),
         ("sft", {"history": history(99, 1.0, 9.0), "loss": 9.0}, {"loss": 1.0}, "from 1 to 9; lower its fit.learning"),
         ("sft", {"rows": 9, "rows_rendered_otherwise": 3}, {"rows_rendered_otherwise": 0}, "renders 3 of 9 responses"),
         ("train-aware", {"overfitted": True}, {"overfitted": False}, "lower its fit.learning_rate"),
@@ -165,7 +165,7 @@ def test_fewer_prompts_than_asked_for_are_said(recipe: Recipe) -> None:
     )
     alone = recipe.model_copy(update={"judge": None})
     (found,) = findings(alone, record("data", there | {"train_prompts": 9}))
-    assert found.said == "9 of the 12 prompts of rollout.prompts: the data has no more"
+    assert found.said == "only 9 of the 12 prompts of rollout.prompts: the data has no more"
 
 
 def test_units_share_a_line() -> None:
