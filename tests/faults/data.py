@@ -165,3 +165,27 @@ def unread(lab: Lab, text: str, *settings: str) -> Seen:
         seen = refused("run", path, *(word for setting in settings for word in ("--set", setting)))
     assert not mark.exists()
     return seen
+
+
+@fault(3, {"text": '"0.5"', "beyond floats": str(2**53 + 1), "no number": "null"}, brief=True)
+def no_rewards(lab: Lab, reward: str) -> Seen:
+    """A table of rewards holds text, or a whole number that no float holds → File, line and value."""
+    table = lab.folder / "rewards.jsonl"
+    table.write_text(f'{{"prompt_id": "a", "reward": 1}}\n{{"prompt_id": "a", "reward": {reward}}}\n')
+    return refused("win-rate", "--policy", table, "--base", table, "--procedure", "standard")
+
+
+@fault(2, brief=True)
+def no_function(lab: Lab) -> Seen:
+    """A reward function that only the evaluation calls cannot be imported → Its name, before anything is computed."""
+    seen = refused("run", lab.recipe(gold={"function": "nowhere:gold"}))
+    assert not (lab.folder / "run" / "data").exists()
+    return seen
+
+
+@fault(2, brief=True)
+def no_place(lab: Lab) -> Seen:
+    """The run directory is a device or below a file → Its name; a dry run says the same."""
+    seen = [refused("run", lab.recipe(run_dir="/dev/null/run"), *words) for words in ((), ("--dry-run",))]
+    assert seen[0] == seen[1]
+    return seen[0]
