@@ -217,7 +217,11 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
         ("t.jsonl", '{"prompt_id": "a", "reward": true}', "line 1, prompt 'a': reward is True; it must be a number"),
         ("t.jsonl", f'{{"prompt_id": "a", "reward": {10**400}}}', "line 1, prompt 'a': reward is inf, which cannot be"),
         ("t.csv", "prompt_id,reward,reward\na,1,-1\n", "the name 'reward' occurs twice"),
-        ("t.csv", f"prompt_id,reward\na,{2**53 + 1}\n", f"line 2, prompt 'a': reward is {2**53 + 1}, which no float"),
+        (
+            "t.csv",
+            f"prompt_id,reward\na,{2**53 + 1}\n",
+            f"line 2, prompt 'a': reward is {2**53 + 1}, which a float cannot",
+        ),
         (
             "t.jsonl",
             f'{{"prompt_id": "a", "reward": {-(2**53) - 1}}}',
@@ -245,7 +249,7 @@ def test_a_judge_on_one_side_only_is_an_error(models: tuple[Samples, Samples], t
         write(tmp_path / f"{name}.parquet", columns(side, judge=name == "p"))
         for name, side in zip("pb", models, strict=True)
     ]
-    with pytest.raises(DataError, match=r"p.parquet has the column judge_reward, .*b.parquet has not"):
+    with pytest.raises(DataError, match=r"p.parquet has the column judge_reward, .*b.parquet does not"):
         compare(*paths, ["standard"])
 
 
