@@ -180,7 +180,7 @@ def main() -> int:
     """Train what is missing and print the tables."""
     folder, *words = sys.argv[1:]
     numbers = [int(word) for word in words if word != "demo"]
-    methods = ["reference", "aware", "raw", *([] if "demo" in words else [*OFFLINE, *ON_POLICY])]
+    methods = ["reference", "aware", "ordinary", *([] if "demo" in words else [*OFFLINE, *ON_POLICY])]
     rates = defaultdict[tuple[float | None, str, int], list[Trained]](list)  # by KL, method and k
     seconds = defaultdict[tuple[float | None, str], list[float]](list)  # KL as trained, or the factor to a KL
     for number in numbers:
@@ -200,8 +200,9 @@ def main() -> int:
         print(f"\n| {title} | {second} | {' | '.join(f'pass@{k}' for k in KS)} |")
         print("|---" * (2 + len(KS)) + "|")
         for name in methods:
-            cells = " | ".join(said(rates[nats, name, k]) for k in KS)
-            print(f"| {name} | {np.mean(seconds[nats, name]):.3f} | {cells} |")
+            found = [over_seeds(rates[nats, name, k]) for k in KS]
+            cells = [f"{e.mean:.1f} ± {max(e.high - e.mean, e.mean - e.low):.1f}" for e in found]
+            print(f"| {name} | {np.mean(seconds[nats, name]):.3f} | {' | '.join(cells)} |")
         for ours in (name for name in OURS if nats and name in methods):
             print(f"\n| pass@{SERVED} of {ours} over, {title} | {' | '.join(f'seed {n}' for n in numbers)} | mean |")
             print("|---" * (2 + len(numbers)) + "|")
@@ -210,14 +211,13 @@ def main() -> int:
                     continue
                 pairs = zip(rates[nats, ours, SERVED], rates[nats, name, SERVED], strict=True)
                 ahead = [Trained(mine.prompt_ids, mine.values - other.values) for mine, other in pairs]
-                print(f"| {name} | {' | '.join(f'{one.mean:+.1f}' for one in ahead)} | {said(ahead)} |")
+                mean = over_seeds(ahead)
+                cells = [
+                    *(f"{one.mean:+.1f}" for one in ahead),
+                    f"{mean.mean:+.1f} ({mean.low:+.1f} to {mean.high:+.1f})",
+                ]
+                print(f"| {name} | {' | '.join(cells)} |")
     return 0
-
-
-def said(seeds: list[Trained]) -> str:
-    """Return a mean with its interval."""
-    found = over_seeds(seeds)
-    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
 
 
 if __name__ == "__main__":
