@@ -123,7 +123,7 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         (["run", "recipes/demo.yaml"], "No such file or directory; did you mean demo?"),
         (
             ["status", "runs/nope"],
-            "no run directory and no recipe is named runs/nope; give the run_dir of",
+            "no run directory and no recipe is named runs/nope; give a run_dir or a recipe",
         ),
         (["status", "dmo"], "no run directory and no recipe is named dmo; did you mean demo?"),
         (["run", "runs/nope", "--policy", "a"], "no run directory and no recipe is named runs/nope"),
@@ -191,7 +191,12 @@ def test_a_dry_run_finds_broken_data_and_unusable_models(main: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "code", "said", "absent"),
     [
-        ({"data": {"sources": [{"path": "absent.jsonl"}]}}, 3, "absent.jsonl does not exist", "data/train"),
+        (
+            {"data": {"sources": [{"path": "absent.jsonl"}], "max_prompt_tokens": 180}},
+            3,
+            "absent.jsonl does not exist",
+            "data/train",
+        ),
         ({"policy": {"model": "MODELS/two"}}, 2, "two contains LlamaForSequenceClassification, not", "rollouts/p"),
         ({"policy": {"model": "MODELS/mute"}}, 2, "mute has no EOS token", "data/tokenizer"),
         ({"policy": {"model": "MODELS"}}, 2, "has no tokenizer that can be loaded", "data/tokenizer"),

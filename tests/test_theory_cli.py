@@ -44,7 +44,7 @@ def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
     assert (code, "93.51" in out, "5315.3" in out, "error" in out) == (0, True, True, False)
     _, out, _ = main("curve", "--procedure", "rewind:0.85:32", "--transform", "identity", "--kl", 1)
     assert "rewind:0.85:32 against the base policy served alike" in out
-    assert "The base policy needs 6.63 draws." in out
+    assert "The base policy needs 6.63 samples." in out
 
 
 @pytest.mark.parametrize(

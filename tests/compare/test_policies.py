@@ -150,8 +150,8 @@ def test_no_further_budget_is_more_than_the_rollouts_can_spend(tmp_path: Path, t
         (["--methods", "zzz"], "unknown method 'zzz'; known: qrpo, "),
         (["--methods", "ipo-for-32"], "ipo has the same transformation for every N"),
         (["--kl-budgets", "0,1"], "KL budgets must be positive numbers"),
-        (["--kl-budgets", "a"], "--kl-budgets takes numbers such as 0.5,1, found 'a'"),
-        (["--set", "procedure=standard"], "the recipe's procedure is standard; change procedure"),
+        (["--kl-budgets", "a"], "--kl-budgets takes numbers such as 0.5,1; found 'a'"),
+        (["--set", "procedure=standard"], "the recipe's procedure is standard; change it"),
         (["--methods", "bon-sft", "--kl-budgets", "2"], "needs rollout.k of at least 19"),
     ],
 )

@@ -91,7 +91,7 @@ def test_the_turning_point_is_said_only_where_it_is_sure() -> None:
 
 def test_too_little_is_refused() -> None:
     """Fewer than 8 samples, fewer than 4 prompts, a procedure that draws more than half of them, and rewind."""
-    with pytest.raises(ConfigError, match="not by rewind"):
+    with pytest.raises(ConfigError, match=r"rewind:0\.85:4 is not"):
         estimated_judge(gaussian(0.5, 10, 40), RewindAndRepeat(0.85, 4))
     for prompts, samples, procedure, words in (
         (10, 7, Standard(), "at least 8 samples per prompt, found 7"),

@@ -96,7 +96,7 @@ def skipped_rows(lab: Lab) -> Seen:
     listed = (root / "data" / "skipped.txt").read_text(encoding="utf-8").splitlines()
     places = [f"{lab.folder}/rows.jsonl line {number}" for number in range(len(ROWS) + 1, len(ROWS) + len(DIRTY) + 1)]
     assert [reason.split(": ")[0] for reason in listed] == places
-    assert out.splitlines()[-1].startswith(f"{len(DIRTY)} invalid rows were left out")
+    assert out.splitlines()[-1].startswith(f"skipped {len(DIRTY)} invalid rows")
     assert infalign("run", path, "--until", "data")[0] == 3
     _, again, _ = infalign("run", path, "--until", "data", "--skip-invalid")
     assert again.splitlines()[0] == "1 of 1 steps are already done"

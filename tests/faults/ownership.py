@@ -204,9 +204,9 @@ def beside_records(lab: Lab) -> None:
 
 @fault(2, brief=True)
 def comparison(lab: Lab) -> Seen:
-    """A table of the user lies in the folder of comparisons → Its name; it stays."""
+    """A report of the user lies in the folder of comparisons → Its name; it stays."""
     root = lab.copy()
-    mine(root / "compare" / "comparison.md")
+    mine(root / "compare" / "report.html")
     seen = refused("compare", lab.recipe(), "--methods", "rloo", "--kl-budgets", "0.5")
-    assert (root / "compare" / "comparison.md").read_text() == "mine"
+    assert (root / "compare" / "report.html").read_text() == "mine"
     return seen

@@ -67,7 +67,7 @@ def test_both_protocols_get_shaped_reward_and_reward(url: str) -> None:
             "differs from the one with these reference",
         ),
         ({"response": "No.", "label": "bread"}, "must be a JSON object"),
-        ({"response": "No.", "label": "[" * 200_000}, "no JSON object"),
+        ({"response": "No.", "label": "[" * 200_000}, "must be a JSON object"),
         ({"response": "a" * 1_000_001, "label": LABEL}, "1,000,001 characters"),
         ({"query": ["b" * 1_000_001], "prompts": ["b"], "labels": [LABEL]}, "1,000,001 characters"),
         ({"response": None, "label": LABEL}, "response must be text"),

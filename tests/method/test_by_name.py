@@ -75,7 +75,7 @@ def test_each_form_gets_what_it_names(function: Any, columns: dict[str, Any]) ->
 @pytest.mark.parametrize("function", [lambda p, r: [], lambda prompts, texts: [], lambda *rows: [], len, max])
 def test_a_function_of_no_form_is_refused_and_never_called_by_position(function: Any) -> None:
     """The error says which names there are."""
-    with pytest.raises(ConfigError, match=r"\(prompts, responses\), TRL's|cannot be read"):
+    with pytest.raises(ConfigError, match=r"\(prompts, responses\), TRL's|cannot read"):
         ByName(function)
 
 

@@ -170,5 +170,5 @@ def test_an_unreachable_budget_is_refused(shaped_PK: Array, largest: str) -> Non
 )
 def test_a_transformation_is_finite_but_for_minus_infinity_at_rank_zero(phi: object, said: str) -> None:
     """Any other infinity or NaN is an error with the transformation, the rank and the value."""
-    with pytest.raises(ConfigError, match=f"the transformation {said} give one that is finite"):
+    with pytest.raises(ConfigError, match=f"the transformation {said} it must be finite"):
         at_ranks(Function("odd", phi), [0.0, 0.5, 1.0], 4)  # type: ignore[arg-type]

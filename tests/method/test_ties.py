@@ -141,5 +141,5 @@ def test_what_cannot_be_asked_is_refused() -> None:
             optimum(CHECKED, BestOfN(4), **given)
     with pytest.raises(ConfigError, match="beta must be positive and finite, found 0"):
         optimum(CHECKED, BestOfN(4), beta=0)
-    with pytest.raises(DataError, match="finite prompts × rollouts array"):
+    with pytest.raises(DataError, match="rewards must be finite, prompts × 2 rollouts or more"):
         optimum([[0.0, np.nan]], BestOfN(4), kl=0.1)

@@ -102,7 +102,7 @@ def test_what_is_named_must_be_there() -> None:
         gguf_file("none.gguf")
     with pytest.raises(ConfigError, match="the package nowhere-to-be-found is not installed; `pip install"):
         gguf_file("package:nowhere-to-be-found")
-    with pytest.raises(ConfigError, match="package numpy holds 0 GGUF files"):
+    with pytest.raises(ConfigError, match="package numpy contains 0 GGUF files"):
         gguf_file("package:numpy")
 
 
@@ -122,5 +122,5 @@ def test_a_package_names_its_one_model_folder(tmp_path: Path, monkeypatch: pytes
         if name == "one":
             assert locate_model("package:some-encoder") == str(folder)
             assert not is_gguf(str(folder))
-    with pytest.raises(ConfigError, match="holds 2 models; give the path of one"):
+    with pytest.raises(ConfigError, match="contains 2 models; give the path of one"):
         locate_model("package:some-encoder")

@@ -107,7 +107,7 @@ def test_a_response_has_to_end_where_engines_stop(tokenizer: Any) -> None:
     tokenizer.chat_template = TEMPLATES["plain"]
     check_response_end(tokenizer, "policy")
     tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|pad|>{% endfor %}"
-    with pytest.raises(ConfigError, match=r"of policy does not end a response with the tokenizer's EOS, <\|end\|>"):
+    with pytest.raises(ConfigError, match=r"policy does not end a response with the tokenizer's EOS token, <\|end\|>"):
         check_response_end(tokenizer, "policy")
 
 

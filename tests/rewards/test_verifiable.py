@@ -103,7 +103,7 @@ def test_what_is_no_reward_is_refused_with_its_row(tmp_path: Path, values: Seque
     ("rows", "said"),
     [
         ([{"solution": "1"}] * 6, "needs the column answer, which is missing in every row; there are solution$"),
-        ([{"Answers": "1"}] * 6, r"every row lacks; there are Answers; did you mean Answers\?"),
+        ([{"Answers": "1"}] * 6, r"missing in every row; there are Answers; did you mean Answers\?"),
         (
             [{"answer": "1"}] * 4 + [{}] * 2,
             r"which is missing in 2 of 6 rows, first in row 4 \('2 \+ 2\?'\); there are no columns",
@@ -143,7 +143,7 @@ def test_several_rewards_are_added_as_trl_adds_them(tmp_path: Path, monkeypatch:
         ({"path": "a.jsonl", "size": 5}, "reasoning_gym requires size"),
         (
             {"reasoning_gym": "chain_sum", "size": 5, "path": "a.jsonl"},
-            "exactly one of path, set, hub, world, ",
+            "exactly one of path, hub, world, ",
         ),
     ],
 )

@@ -256,7 +256,7 @@ def test_missing_and_doubled_rollouts_are_named(tmp_path: Path, policy: tuple[An
     with pytest.raises(DataError, match=r"2 of 8 rollouts \(first: number 3 of prompt 'p0'\) are missing"):
         read_rollouts(tmp_path, ["p0", "p1"], 4)
     (tmp_path / "part-00001.parquet").write_bytes((tmp_path / "part-00000.parquet").read_bytes())
-    with pytest.raises(DataError, match=r"number 0 of prompt 'p1', are duplicated"):
+    with pytest.raises(DataError, match=r"number 0 of prompt 'p1'\) are duplicated"):
         read_rollouts(tmp_path, ["p1"], 3)
     with pytest.raises(DataError, match="'p0' occurs 2 times; keep one"):
         draw(engine, [PROMPTS[0], PROMPTS[0]], 3, tmp_path, on_progress=silent)

@@ -140,7 +140,7 @@ def test_what_cannot_be_answered_is_said_in_one_sentence(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("absent.txt", None, "cannot read absent.txt: No such file"),
+        ("absent.txt", None, "absent.txt: No such file"),
         ("empty.txt", "\n", "empty.txt has no prompts; write one per line"),
         ("odd.jsonl", '{"text": "Hello"}\n', "odd.jsonl line 1: column prompt is missing"),
     ],

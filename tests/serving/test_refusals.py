@@ -39,7 +39,7 @@ TURN = {"role": "user", "content": PROMPT}
             "quantile is unknown for responses of at most 3 tokens",
         ),
         ({"model": "aware:rewind:0.99:2"}, 400, "model", "are too few for the quantile 0.99"),
-        ({"temperature": 0.7}, 400, "temperature", "leave it out or set it to 1"),
+        ({"temperature": 0.7}, 400, "temperature", "leave temperature out or set it to 1"),
         ({"top_p": 0.9}, 400, "top_p", "is not supported"),
         ({"tools": [{"type": "function"}]}, 400, "tools", "tools are not supported"),
         ({"stop": list("abcde")}, 400, "stop", "at most 4"),
@@ -48,9 +48,14 @@ TURN = {"role": "user", "content": PROMPT}
         ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ({"seed": 2**70}, 400, "seed", "less than"),
         ({"messages": []}, 400, "messages", "messages: List should have at least 1 item"),
-        ({"messages": [TURN | {"role": "critic"}]}, 400, "messages", "the role is 'critic'"),
+        ({"messages": [TURN | {"role": "critic"}]}, 400, "messages", "found 'critic'"),
         ({"messages": [TURN | {"role": "assistant"}]}, 400, "messages", "does not end with a user turn"),
-        ({"messages": [TURN | {"content": "word " * 300}]}, 400, "messages", "up to 12 exceeds the model's context of"),
+        (
+            {"messages": [TURN | {"content": "word " * 300}]},
+            400,
+            "messages",
+            "up to 12, it exceeds the model's context",
+        ),
         (
             {"messages": [TURN | {"content": "word " * 9_000}]},
             400,
@@ -83,7 +88,7 @@ def test_an_unknown_path_says_which_there_are(client: OpenAI, path: str) -> None
     """OpenAI's client shows the sentence, not a bare page."""
     with pytest.raises(openai.NotFoundError) as refused:
         client.post(f"/{path}", body={"model": "aware"}, cast_to=object)
-    said = f"there is no '/v1/{path}'; this server has /v1/chat/completions and /v1/models"
+    said = f"'/v1/{path}' does not exist; this server has /v1/chat/completions and /v1/models"
     about = {"type": "invalid_request_error", "param": None, "code": "unknown_url"}
     assert refused.value.body == {"message": said, **about}
 

@@ -180,7 +180,7 @@ def test_a_template_comes_from_a_file_and_is_part_of_what_data_depends_on(bare: 
     ]
     assert len({str(key) for key in keys}) == 3
     assert "chat_template" not in Run.of(load_recipe(path, ["policy.chat_template=null"])).key("policy")["policy"]
-    with pytest.raises(ConfigError, match=r"the chat template .*absent\.jinja cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read the chat template .*absent\.jinja"):
         load_tokenizer(bare, template="absent.jinja")
     with pytest.raises(ConfigError, match=r"has no chat template; .* set policy\.chat_template to plain or to a file"):
         load_tokenizer(bare)

@@ -48,7 +48,8 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 def recipe(folder: Path, *overrides: str) -> Recipe:
     """Return the recipe of the run in a folder, with changes."""
     settings = micro.given(folder / "run", str(folder / "policy"))
-    settings |= {"data": {"folder": str(folder), "sources": [{"path": "rows.jsonl"}]}, "report_to": []}
+    data = {"folder": str(folder), "sources": [{"path": "rows.jsonl"}], "max_prompt_tokens": 180}
+    settings |= {"data": data, "report_to": []}
     del settings["gold"]
     return load_recipe(micro.write(folder / "recipe.yaml", settings), list(overrides))
 

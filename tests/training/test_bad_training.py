@@ -89,7 +89,7 @@ def test_an_exchanged_model_is_noticed(name: str, stale: str, root: Path) -> Non
     """Neither a run nor a training alone takes rewards of other weights; what the run says to do helps."""
     exchange(Layout(root).model(name))
     with pytest.raises(
-        DataError, match=f"made with a different {name} model .* remove the folder {root / stale} and run"
+        DataError, match=f"made with a different {name} model .* remove the folder {root / stale} and rerun"
     ):
         check(root)
     weights = f"models/{name}/model.safetensors"
@@ -202,7 +202,10 @@ def assert_only_kept(kept: int | None, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, ["policies.aware: with 16 rollouts per prompt exp:10 wins 3.8 ± 0.1 points less of best-of-4 at 1 nats"]),
+        (
+            {},
+            ["policies.aware: with 16 rollouts per prompt, exp:10 at 1 nats gains 3.8 ± 0.1 points less of"],
+        ),
         ({"rollout.k": 100}, []),
         ({"procedure": "rewind:0.75:4"}, []),
         ({"policies.aware.kl_budget": 4}, ["policies.aware: 16 rollouts cannot spend a KL of 4.0 nats"]),
@@ -233,7 +236,7 @@ def times_said(text: str, work: Callable[[Console], object]) -> int:
 
 def test_plan_and_run_print_the_warning_once(root: Path) -> None:
     """Six rollouts per prompt cost exp:10 eight points; a run says so before it trains, and not when it has trained."""
-    recipe, said = recipe_of(root), "! policies.aware: with 6 rollouts per prompt exp:10 wins 7.8 ± 0.2"
+    recipe, said = recipe_of(root), "! policies.aware: with 6 rollouts per prompt, exp:10 at"
     run = partial(whole_run.run_recipe, recipe, until="train")
     prints = [partial(print_plan, recipe), *[lambda console: run(console=console)] * 2]
     assert [times_said(said, work) for work in prints] == [1, 1, 0]

@@ -186,7 +186,7 @@ def test_a_torn_checkpoint_costs_time_and_nothing_else(lost: str, training: Trai
     (tmp_path / "torn" / "checkpoints" / "checkpoint-2" / lost).unlink()
     notes: list[str] = []
     history = training(tmp_path / "torn", lambda done, total, note: notes.append(note))
-    said = f"started anew; skipped checkpoint-2: {lost} is missing"
+    said = f"restarted from the beginning; skipped checkpoint-2: {lost} is missing"
     assert history[-1]["resumed"] == said
     assert all(note.endswith(said) for note in notes)
     assert_same(weights(tmp_path / "torn"), weights(tmp_path / "undisturbed"))

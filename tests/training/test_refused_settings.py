@@ -23,7 +23,7 @@ ELSEWHERE = {
     "{solver: bond, beta: 1}": "bond has no beta; give the kl_budget at which it stops",
     "{solver: bond, kl_budget: 1, fit: {lora: {rank: 4}}}": "bond uses a whole model as its moving anchor",
     "{solver: ppo, beta: 1, generations: 5}": "fit.batch_size 32 must be a multiple of generations 5",
-    "{beta: 1, guide: {}, fit: {lora: {rank: 2}}}": "a guide takes guide.lora: leave fit.lora out",
+    "{beta: 1, guide: {}, fit: {lora: {rank: 2}}}": "a guide takes guide.lora; leave fit.lora out",
     "{beta: 1, guide: {trunk: reward, lora: {}}}": "a guide with lora needs the trunk reference, found reward",
     "{beta: 1, guide: {trunk: reward, side: {}}}": "a guide with side needs the trunk reference, found reward",
     "{beta: 1, guide: {lora: {}, top_tokens: 8}}": "gives every token its own Q; leave top_tokens out",

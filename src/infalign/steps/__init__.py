@@ -2,7 +2,7 @@
 
 STAGES = {
     "data": "Read and split the data; make the tokenizer.",
-    "sft": "Fine-tune the policy on demonstrations to get the reference policy.",
+    "sft": "Fine-tune the policy on demonstrations: the reference.",
     "reward-model": "Fit the reward model and, on other rows, the judge.",
     "rollout": "Sample K responses to every training prompt.",
     "score": "Score the rollouts with the reward.",
