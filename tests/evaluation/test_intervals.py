@@ -80,6 +80,14 @@ def test_all_won_is_not_certain(prompts: int) -> None:
     assert lost == Estimate(0.0, 0.0, pytest.approx(1 - 0.1 ** (1 / prompts), rel=0.06))
 
 
+def test_values_that_differ_by_rounding_are_equal() -> None:
+    """As pass@k gives them: of 500 prompts two are lost, so many a resample has none, and its spread is rounding."""
+    won = np.where(np.arange(500) % 2, 1.0, 1.0 - 1e-15)
+    won[:2] = 0.0
+    found = estimate_share(won)
+    assert 0.98 < found.low < found.mean < found.high
+
+
 def test_away_from_the_end_the_interval_is_the_bootstraps() -> None:
     """Neither a middling mean nor one near 1 that many prompts share changes the interval, also for many prompts."""
     rng = np.random.default_rng(0)

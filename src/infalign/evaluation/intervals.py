@@ -125,7 +125,8 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
         values[rng.integers(prompts, size=(rows.stop - rows.start, prompts))] for rows in chunks(RESAMPLES, prompts)
     )
     means, spreads = np.hstack([(some.mean(axis=1), some.std(axis=1, ddof=1)) for some in drawn])
-    ratios = np.divide(means - mean, spreads, out=np.zeros(RESAMPLES), where=spreads > 0) * np.sqrt(prompts)
+    varied = spreads > 1e-9 * np.sqrt(square)  # equal values have the spread of rounding
+    ratios = np.divide(means - mean, spreads, out=np.zeros(RESAMPLES), where=varied) * np.sqrt(prompts)
     wider = t_quantile / ndtri(0.5 + confidence / 2.0)
     studentized = mean - wider * error * np.quantile(ratios, [0.5 + confidence / 2.0, 0.5 - confidence / 2.0])
     low, high = np.quantile(means, levels)
