@@ -216,5 +216,5 @@ def test_a_checkers_verdict_is_in_pass_at_k():
     assert over == "It leads by +3.0 points (+1.0 to +5.0) over raw, at 0.10 nats."
     assert by_k.startswith("Its lead over the reference is −5.0 points (−7.0 to −3.0) at pass@1, ")
     assert by_k.endswith("It is significantly lower at k = 1.")
-    (kept,) = verdict(checked(0.5, 0.01))
+    kept, _ = verdict(checked(0.5, 0.01))
     assert kept.startswith("Recommended: keep the reference. No policy is significantly better: pass@2 is 50.0%")

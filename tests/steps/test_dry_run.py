@@ -222,8 +222,8 @@ def test_a_dry_run_loads_no_library_of_models(tmp_path: Path) -> None:
         ({"gold": {"function": "nowhere.at_all:gold"}}, "cannot import nowhere.at_all"),
         ({"gold": {"url": "http://127.0.0.1:9/x", "api_key_env": "INFALIGN_NO_KEY"}}, "INFALIGN_NO_KEY"),
         ({"judge": {"model": "./nowhere"}}, r"judge\.model: the folder \./nowhere does not exist"),
-        ({"run_dir": "/dev/null"}, "/dev/null is no folder"),
-        ({"run_dir": "/dev/null/run"}, "/dev/null is no folder"),
+        ({"run_dir": "/dev/null"}, "/dev/null is not a folder"),
+        ({"run_dir": "/dev/null/run"}, "/dev/null is not a folder"),
         (
             {"data": {"sources": [{"world": 5}], "max_prompt_tokens": 180}},
             "only 0 test prompts with at most .* are left, but a run needs at least 4",

@@ -92,6 +92,16 @@ def gain(e: Estimate) -> str:
     return _with_interval(e, in_points, " to ")
 
 
+def in_percent(e: Estimate) -> str:
+    """Return an estimated share for a sentence: ``71.2% (69.5–72.9)``."""
+    return share(e).replace(" ", "% ", 1)
+
+
+def gain_in_points(e: Estimate) -> str:
+    """Return a difference of shares for a sentence: ``+1.2 points (−0.4 to +2.8)``."""
+    return gain(e).replace(" ", " points ", 1)
+
+
 def _with_interval(e: Estimate, write: Callable[[float], str], between: str = "–") -> str:
     mean, low, high = (write(e[key]) for key in ("mean", "low", "high"))
     return f"{mean} ({low}{' to ' if '−' in low else between}{high})"

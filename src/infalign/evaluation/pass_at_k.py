@@ -15,7 +15,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.files import read_rows
 from infalign.evaluation.intervals import estimate_share
 from infalign.evaluation.reward_tables import read_rewards
-from infalign.method.calibration import Array, admitted
+from infalign.method.calibration import Array, as_rewards
 from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
 from infalign.method.procedures.majority import MajorityVote
 
@@ -85,7 +85,7 @@ def pass_rates(
     >>> pass_rates([[0, 0, 1, 1], [0, 1, 0]], ["pass@2"])[0]["mean"]  # 1 − C(2, 2)/C(4, 2) = 5/6 and 1 − 1/3 = 2/3
     0.75
     """
-    rows = [admitted(row) for row in rewards]
+    rows = [as_rewards(row) for row in rewards]
     if threshold is None and not all(np.isin(row, (0.0, 1.0)).all() for row in rows):
         raise DataError("the rewards are not all 0 or 1; give the threshold at which a response counts as right")
     correct = rows if threshold is None else [(row >= threshold).astype(float) for row in rows]

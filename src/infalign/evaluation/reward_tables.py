@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from infalign.core.errors import DataError
 from infalign.data.files import read_rows
 from infalign.evaluation.samples import Samples
-from infalign.method.calibration import Array, admitted, not_a_number
+from infalign.method.calibration import Array, as_rewards, not_a_number
 
 REQUIRED = ("prompt_id", "reward")
 COLUMNS = (*REQUIRED, "judge_reward", "length")
@@ -111,7 +111,7 @@ def _finite(column: "pa.ChunkedArray[Any]") -> Array:
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) or column.null_count:
         raise ValueError(column.type)
     values = cast(Array, np.from_dlpack(column.combine_chunks()))  # to_numpy imports pandas
-    if not np.isfinite(admitted(values)).all():
+    if not np.isfinite(as_rewards(values)).all():
         raise ValueError("not finite")
     return values
 

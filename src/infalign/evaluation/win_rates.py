@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from infalign.core.errors import DataError
 from infalign.evaluation.intervals import Estimate, estimate_share
 from infalign.evaluation.samples import Samples, chunks
-from infalign.method.calibration import Array, admitted, places
+from infalign.method.calibration import Array, as_rewards, places
 from infalign.method.procedures import Procedure, RewindAndRepeat, looks_at_ranks, parse_procedure, rewinds
 
 KINDS_OF_BEND = 4  # powers of the threshold's error that do not move an estimate
@@ -44,7 +44,7 @@ def win_rates(
     >>> round(win_rates(policy, reference, "best-of-2").mean, 3)
     0.889
     """
-    ours, theirs = admitted(policy_rewards_PM), admitted(reference_rewards_PK)
+    ours, theirs = as_rewards(policy_rewards_PM), as_rewards(reference_rewards_PK)
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     wins_P = prompt_win_rates(Samples(ours, ours), Samples(theirs, theirs), served)
     return estimate_share(wins_P, confidence=confidence, seed=seed)

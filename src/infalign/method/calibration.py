@@ -12,7 +12,7 @@ from infalign.core.errors import DataError
 Array = NDArray[np.float64]
 
 
-def admitted(values: Any, what: str = "rewards") -> Array:
+def as_rewards(values: Any, what: str = "rewards") -> Array:
     """Return rewards as float64. Raises DataError for what is no array of numbers, and for a number no float holds.
 
     Booleans count as 0 and 1, and NaN is one of the numbers.
@@ -48,7 +48,7 @@ def win(a: ArrayLike, b: ArrayLike) -> Array:
     >>> win([2.0, 1.0, 0.0], 1.0)
     array([1. , 0.5, 0. ])
     """
-    a, b = admitted(a), admitted(b)
+    a, b = as_rewards(a), as_rewards(b)
     return 0.5 * ((a > b) + 1.0 * (a >= b))
 
 
@@ -65,7 +65,7 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
     >>> calibrate([0.5, 2.0], [0.0, 1.0, 2.0, 3.0])
     array([0.25 , 0.625])
     """
-    rewards, references = admitted(rewards), admitted(sorted_reference_rewards, "reference rewards")
+    rewards, references = as_rewards(rewards), as_rewards(sorted_reference_rewards, "reference rewards")
     if references.ndim not in (1, 2) or references.shape[-1] < 2:
         raise DataError(
             f"calibration needs at least 2 reference rewards per prompt, found an array of shape {references.shape}"
@@ -88,10 +88,10 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
     return ranks
 
 
-def tied(rewards: ArrayLike, sorted_reference_rewards_K: ArrayLike, tolerance: float) -> Array:
-    """Return rewards; one that is within ``tolerance`` of a reference is the nearest: rounding alone parts no texts.
+def snap_to_references(rewards: ArrayLike, sorted_reference_rewards_K: ArrayLike, tolerance: float) -> Array:
+    """Return rewards, those within ``tolerance`` of a reference reward replaced by the nearest: rounding breaks no tie.
 
-    >>> tied([0.5, 1.0000001], [0.0, 1.0, 2.0], 1e-6)
+    >>> snap_to_references([0.5, 1.0000001], [0.0, 1.0, 2.0], 1e-6)
     array([0.5, 1. ])
     """
     rewards, references = np.asarray(rewards, float), np.asarray(sorted_reference_rewards_K, float)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import comb
 
-from infalign.method.calibration import Array, admitted, win
+from infalign.method.calibration import Array, as_rewards, win
 from infalign.method.procedures import Extreme
 
 
@@ -18,7 +18,7 @@ def served_win_rate(rewards: ArrayLike, reference_rewards_K: ArrayLike, procedur
     Unbiased from K ≥ N reference rewards: the mean over all sets of N of them, ties one half. For exact ranks it is
     u^N for Best-of-N and 1 − (1 − u)^N for Worst-of-N. Raises DataError for fewer than N rollouts.
     """
-    rewards, references_K = admitted(rewards), admitted(reference_rewards_K)
+    rewards, references_K = as_rewards(rewards), as_rewards(reference_rewards_K)
     return np.asarray(win(rewards[..., None], references_K) @ procedure.weights(references_K[None])[0])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, admitted
+from infalign.method.calibration import Array, as_rewards
 from infalign.method.credit import credit
 from infalign.method.procedures import BestOfN, WorstOfN
 
@@ -37,7 +37,7 @@ def advantages(rewards: ArrayLike, groups: ArrayLike, objective: str = "pass@8")
     >>> advantages([0, 0, 0, 1], [7, 7, 7, 7], "pass@2")  # among failures one more costs nothing
     array([0., 0., 0., 2.])
     """
-    values, names = admitted(rewards), np.asarray(groups)
+    values, names = as_rewards(rewards), np.asarray(groups)
     if values.ndim != 1 or values.shape != names.shape or not np.isfinite(values).all():
         raise DataError(f"advantages need one finite reward and one group per response, found {values.shape}")
     share, least = _objective(objective)

@@ -18,7 +18,7 @@ from scipy.optimize.elementwise import find_root
 from scipy.special import logsumexp, xlogy
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, admitted, calibrate
+from infalign.method.calibration import Array, as_rewards, calibrate
 from infalign.method.procedures import RankProcedure, parse_procedure, rewinds
 
 Objective = Literal["reward", "win-rate"]
@@ -118,7 +118,7 @@ def optimum(
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     if rewinds(served):
         raise ConfigError(f"the optimum needs a procedure by rank; {served.name} compares with a threshold")
-    rewards = admitted(rewards_PK)
+    rewards = as_rewards(rewards_PK)
     if rewards.ndim != 2 or rewards.shape[1] < 2 or not np.isfinite(rewards).all():
         raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {rewards.shape}")
     if objective is None:

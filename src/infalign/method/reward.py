@@ -18,7 +18,7 @@ from scipy.special import expit
 
 from infalign.core.errors import DataError, InfalignError, StoppedError
 from infalign.method.by_name import ByName, UserReward
-from infalign.method.calibration import Array, admitted, calibrate, not_a_number, tied
+from infalign.method.calibration import Array, as_rewards, calibrate, not_a_number, snap_to_references
 from infalign.method.shapings import Shaping, as_shaping, parse_shaping
 from infalign.method.transforms import Transformation
 
@@ -107,7 +107,7 @@ class CalibratedReward:
         references = [_references(row, values) for row, values in enumerate(reference_rewards)]
         rewards = rewards_of(self.reward, prompts, responses, columns)
         if tolerance := getattr(self.reward, "tolerance", 0.0):
-            rewards = np.array([tied(*pair, tolerance) for pair in zip(rewards, references, strict=True)])
+            rewards = np.array([snap_to_references(*pair, tolerance) for pair in zip(rewards, references, strict=True)])
         shaping = as_shaping(cast(Shaping, self.shaping))
         return [
             Score(float(shaping(reward, row)), float(calibrate(reward, row)), float(reward))
@@ -158,7 +158,7 @@ class PredictedRankReward:
 def _references(row: int, values: object) -> Array:
     """Return one row of the column reference_rewards; DataError unless it is a list of numbers."""
     try:
-        references = admitted(values, "reference rewards")
+        references = as_rewards(values, "reference rewards")
         if np.asarray(values).dtype == bool or references.ndim != 1:
             raise DataError(f"found shape {references.shape} of {np.asarray(values).dtype}")
     except DataError as error:

@@ -21,8 +21,8 @@ def check_run_dir(root: Path) -> None:
     """
     there = next(place for place in (root, *root.absolute().parents) if os.path.lexists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        what = "may not be written to" if there.is_dir() else "is no folder"
-        raise ConfigError(f"the run directory {root} cannot be made: {there} {what}; change run_dir")
+        what = "is not writable" if there.is_dir() else "is not a folder"
+        raise ConfigError(f"cannot create the run directory {root}: {there} {what}; change run_dir")
     if there != root:
         return
     found = min((path for path in root.iterdir() if not path.name.startswith(".")), default=None)

@@ -250,7 +250,7 @@ def prepare_process(threads: int | None) -> None:
     logging.getLogger().setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|datasets|accelerate|peft)\b")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # how often it tries again is not our one sentence
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # without its warning per retry
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Libraries read these variables when they are imported, so none is imported here that a task may not need.
     if threads is not None and "torch" in sys.modules:

@@ -81,7 +81,10 @@ def write_results(
 
 
 def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
-    """Return pass@k of the reference and each policy, and its lead ``over`` others, if it is known what is right."""
+    """Return pass@k of the reference and each policy, if it is known what is right.
+
+    With it are a policy's leads ``over`` the reference and, at the k that is served, over every other one.
+    """
     names = ("reference", *policies)
     right = {name: correct_PM for name in names if (correct_PM := evaluated.correct(name)) is not None}
     if len(right) < len(names):
@@ -92,10 +95,9 @@ def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, A
         metric = Metric.parse(f"pass@{k}")
         passed = {name: metric.of_prompts(rewards_PM) for name, rewards_PM in right.items()}
         for name, values in passed.items():
+            others = [] if name == "reference" else names if k == evaluated.pass_at else ["reference"]
             over = {
-                other: evaluated.intervals.of_differences(values - theirs)
-                for other, theirs in passed.items()
-                if other != name
+                other: evaluated.intervals.of_differences(values - passed[other]) for other in others if other != name
             }
             found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over}
     return found

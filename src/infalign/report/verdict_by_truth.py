@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from infalign.core.display import Estimate, gain, share
+from infalign.core.display import gain_in_points, in_percent
 
 Numbers = dict[str, Any]
 
@@ -16,37 +16,23 @@ def verdict_by_truth(results: Numbers) -> list[str]:
     best = max(policies, key=lambda name: float(rates[name][k]["mean"]))
     over = rates[best][k]["over"]
     numbers = (
-        f"pass@{k} is {_percent(rates[best][k])} for {best} and {_percent(rates['reference'][k])} for the reference"
+        f"pass@{k} is {in_percent(rates[best][k])} for {best} and {in_percent(rates['reference'][k])} for the reference"
     )
     if over["reference"]["low"] <= 0:
         return [f"Recommended: keep the reference. No policy is significantly better: {numbers}."]
-    leads = [f"{_points(over[name])} over {name}, at {_nats(policies[name])}" for name in policies if name != best]
+    others = (name for name in policies if name != best)
+    leads = [f"{gain_in_points(over[name])} over {name}, at {_nats(policies[name])}" for name in others]
     ahead = {int(n): found["over"]["reference"] for n, found in rates[best].items()}
-    peak, last = max(ahead, key=lambda n: float(ahead[n]["mean"])), max(ahead)
+    peak = max(ahead, key=lambda n: float(ahead[n]["mean"]))
+    shown = (f"{gain_in_points(ahead[n])} at pass@{n}" for n in sorted({1, peak, max(ahead)}))
+    by_k = f"Its lead over the reference is {', '.join(shown)}; it is largest at pass@{peak}."
     behind = ", ".join(str(n) for n, lead in ahead.items() if lead["high"] < 0)
-    by_k = (
-        f"Its lead over the reference is {_points(ahead[1])} at pass@1, {_points(ahead[peak])} at pass@{peak} "
-        f"(the largest), and {_points(ahead[last])} at pass@{last}."
-    )
-    spread = (
-        f"The {results['confidence']:.0%} intervals are over test prompts and do not include the spread between "
-        "training seeds."
-    )
     return [
         f"Recommended: {best}. {numbers}, at a KL of {_nats(policies[best])}.",
         *([f"It leads by {'; '.join(leads)}."] if leads else []),
         f"{by_k} It is significantly lower at k = {behind}." if behind else by_k,
-        spread,
     ]
 
 
 def _nats(policy: Numbers) -> str:
     return f"{policy['kl']['mean']:.2f} nats"
-
-
-def _percent(estimate: Estimate) -> str:
-    return share(estimate).replace(" ", "% ", 1)
-
-
-def _points(estimate: Estimate) -> str:
-    return gain(estimate).replace(" ", " points ", 1)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from infalign.core.display import Estimate, amount, gain, share
+from infalign.core.display import Estimate, amount, gain_in_points, in_percent
 from infalign.report.results import unseen
 from infalign.report.verdict_by_truth import verdict_by_truth
 from infalign.training.solvers.base import KL_TOLERANCE
@@ -19,14 +19,14 @@ def verdict(results: Numbers) -> list[str]:
 
     They are by judges that trained none of the policies, if there are any.
     """
-    if results.get("truth", {}).get("served"):
-        return verdict_by_truth(results)
-    judges = unseen(results)
-    best = best_policy(results)
     spread = (
         f"The {results['confidence']:.0%} intervals are over test prompts and do not include the spread between "
         "training seeds."
     )
+    if results.get("truth", {}).get("served"):
+        return [*verdict_by_truth(results), spread]
+    judges = unseen(results)
+    best = best_policy(results)
     said = (
         [_recommendation(results, best, judges)],
         filter(None, [_as_good(results, best, judges[0]), *_against_others(results, judges)]),
@@ -57,13 +57,13 @@ def judged_in_words(results: Numbers) -> list[str]:
         *_, (most, last) = found["best_of_n"].items()
         if fall := found["falls"]:
             sentences.append(
-                f"By {SPOKEN[judge]}, Best-of-N falls from N = {fall['from']} on: by {_points(fall).lstrip('+')} up "
-                f"to N = {fall['to']}."
+                f"By {SPOKEN[judge]}, Best-of-N falls from N = {fall['from']} on: by "
+                f"{gain_in_points(fall).lstrip('+')} up to N = {fall['to']}."
             )
         else:
             sentences.append(
                 f"By {SPOKEN[judge]}, Best-of-N does not fall significantly up to N = {most}, where it wins "
-                f"{_percent(last)} against a single sample."
+                f"{in_percent(last)} against a single sample."
             )
     return sentences
 
@@ -71,16 +71,16 @@ def judged_in_words(results: Numbers) -> list[str]:
 def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
     procedure, policy = results["procedure"], results["policies"][best]
     first, *others = ((judge, policy["win_rates"][judge][procedure]) for judge in judges)
-    more = "".join(f"; by {SPOKEN[judge]} {_percent(wins)}" for judge, wins in others)
+    more = "".join(f"; by {SPOKEN[judge]} {in_percent(wins)}" for judge, wins in others)
     judge, wins = first
     if wins["low"] <= 0.5:
         return (
             f"Recommended: keep the reference. By {SPOKEN[judge]}, no policy is significantly better: {best} has a "
-            f"{procedure} win rate of {_percent(wins)}{more}."
+            f"{procedure} win rate of {in_percent(wins)}{more}."
         )
     rank = f", the highest of {len(results['policies'])} policies" if len(results["policies"]) > 1 else ""
     return (
-        f"Recommended: {best}. Its {procedure} win rate against the reference is {_percent(wins)} by "
+        f"Recommended: {best}. Its {procedure} win rate against the reference is {in_percent(wins)} by "
         f"{SPOKEN[judge]}{rank}, at a KL of {amount(policy['kl'])} nats{_of_budget(policy)}{more}."
     )
 
@@ -92,7 +92,7 @@ def _as_good(results: Numbers, best: str, judge: str) -> str:
     near = [name for name in wins if name != best and wins[name]["mean"] >= wins[best]["low"] > 0.5]
     near.sort(key=lambda name: -float(wins[name]["mean"]))
     said = [
-        f"{name} with {_percent(wins[name])} at {amount(policies[name]['kl'])} nats{_of_budget(policies[name])}"
+        f"{name} with {in_percent(wins[name])} at {amount(policies[name]['kl'])} nats{_of_budget(policies[name])}"
         for name in near[:NAMED]
     ]
     said += [f"{len(near) - NAMED} more"] if len(near) > NAMED else []
@@ -125,9 +125,9 @@ def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
     for judge in judges:
         gains = matched["judges"][judge]["gain_over"]
         over = {called[m]: gains[m] for m in others if m in gains}
-        better = [f"{name} by {_points(e)}" for name, e in over.items() if e["low"] > 0]
-        worse = [f"{name} by {_points(e)}" for name, e in over.items() if e["high"] < 0]
-        unclear = [f"{name}, {_points(e)}" for name, e in over.items() if e["low"] <= 0 <= e["high"]]
+        better = [f"{name} by {gain_in_points(e)}" for name, e in over.items() if e["low"] > 0]
+        worse = [f"{name} by {gain_in_points(e)}" for name, e in over.items() if e["high"] < 0]
+        unclear = [f"{name}, {gain_in_points(e)}" for name, e in over.items() if e["low"] <= 0 <= e["high"]]
         said = [
             f"{way} {_listed(methods)}"
             for way, methods in (
@@ -155,9 +155,9 @@ def _by_n(results: Numbers, best: str, judges: Sequence[str]) -> Iterator[str]:
         if by_n := _win_rates_by_n(results, best, judge):
             last, gone = max(by_n), _gone_from(by_n)
             peak = max(by_n, key=lambda n: by_n[n]["mean"])
-            rest = ", the largest N measured" if peak == last else f"; at N = {last} {_percent(by_n[last])}"
+            rest = ", the largest N measured" if peak == last else f"; at N = {last} {in_percent(by_n[last])}"
             none_left = f"; from N = {gone} on it is not significant" if gone else ""
-            yield f"By {SPOKEN[judge]}, {lead} is largest at N = {peak}: {_percent(by_n[peak])}{rest}{none_left}."
+            yield f"By {SPOKEN[judge]}, {lead} is largest at N = {peak}: {in_percent(by_n[peak])}{rest}{none_left}."
             lead = "it"
 
 
@@ -197,7 +197,7 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
             known = results["base"]["agreement"].get(judge)
             agrees = f"; the ranks of this one agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
             return f"To improve: lower kl_budget, or use a better reward model{agrees}."
-    more, spent = f"To improve: raise rollout.prompts. The win rate by the reward is {_percent(wins)}", _spent(policy)
+    more, spent = f"To improve: raise rollout.prompts. The win rate by the reward is {in_percent(wins)}", _spent(policy)
     larger = "To improve: raise kl_budget, with the same rollouts"
     if spent is not None and spent < 1 - KL_TOLERANCE:
         larger = f"To improve: spend the other {1 - spent:.0%} of kl_budget by training longer or at a higher rate"
@@ -207,14 +207,6 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
     if promised - wins["high"] > SHORT * (promised - 0.5):
         return f"{more}; theory allows {100 * promised:.1f}% at this KL."
     return f"{larger}. The policy is close to the theoretical optimum at this KL."
-
-
-def _percent(e: Estimate) -> str:
-    return share(e).replace(" ", "% ", 1)
-
-
-def _points(e: Estimate) -> str:
-    return gain(e).replace(" ", " points ", 1)
 
 
 def _listed(words: Sequence[str]) -> str:

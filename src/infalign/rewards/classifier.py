@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 POOLED = "infalign-pooled"  # `models.pooled`, which is loaded with torch only
 SCORED_AGAIN = 8  # texts
-MARGIN = 8.0  # by which what these differ by may be too little: other texts, other threads
+MARGIN = 8.0  # times the largest difference among them, since other texts and threads may differ more
 Text = tuple[int, ...]  # the token ids of a conversation with its response
 
 
@@ -159,7 +159,7 @@ class ClassifierReward:
         return dict(self._packed(texts) if packed else self._padded(list(texts)))
 
     def _measure_tolerance(self, texts: Mapping[Text, list[Message]], found: Mapping[Text, list[float]]) -> float:
-        """Return `MARGIN` times what rewards differ by alone and in a batch, and at least as a float32 is rounded."""
+        """Return `MARGIN` times the largest difference between scores alone and in a batch, or float32's rounding."""
         gaps = [2.0**-23 * abs(rewards[0]) for rewards in found.values()]
         some = list(texts)[:SCORED_AGAIN]
         gaps += (abs(self._scored({text: texts[text]})[text][0] - found[text][0]) for text in some)

@@ -60,5 +60,6 @@ def _check_policy(recipe: Recipe, folder: str) -> None:
     context = getattr(config, "max_position_embeddings", None)
     if context is not None and longest > context:
         raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, but the context of {folder} is {context}"
+            f"data.max_prompt_tokens + rollout.max_new_tokens is {longest}, but the context of {folder} is {context}; "
+            "lower one of them"
         )

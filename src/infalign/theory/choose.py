@@ -26,7 +26,7 @@ from infalign.theory.tabulation import smoothed
 RATES = 2.0 ** np.arange(9)  # |t| from which the search for exp:t starts
 STEEPEST = 330.0  # the largest |t|: a table holds t·e^t
 SIMULATED_ROLLOUTS = 200_000
-MAX_ROLLOUTS = 100_000  # of a prompt, as hold the memory
+MAX_ROLLOUTS = 100_000  # per prompt; more take too much memory
 PROMPTS = (200, 2000)  # the fewest and the most simulated prompts that share these rollouts
 LEVELS, WIDE = (0.025, 0.975), 1.96  # of 95 % intervals
 SEARCHED, SEARCHED_BY_JUDGE = 4, 16  # times fewer prompts in the search for the best exponentials
