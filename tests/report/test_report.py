@@ -254,6 +254,7 @@ def test_rewards_that_are_right_or_wrong_have_pass_at_k(tmp_path):
             assert found[name][f"{k}"]["mean"] == pytest.approx(values.mean())
         ahead = found["only"][f"{k}"]["over"]["reference"]
         assert ahead["mean"] == pytest.approx((passed["only"] - passed["reference"]).mean())
+    assert read_results(tmp_path)["policies"]["only"]["theory"] is None  # that of continuous ranks
     page = html_of(tmp_path)
     assert 'id="pass-at-k"' in page
     assert share(found["only"]["8"]) in re.sub(r"<[^>]+>", "", page)

@@ -40,7 +40,7 @@ from infalign.report.run_figures import (
     win_rate_by_n,
 )
 from infalign.report.scored_samples import ScoredSamples
-from infalign.report.tables import comparison_rows
+from infalign.report.tables import comparison_rows, shown_ks
 from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, verdict
 
 SHOWN_EXAMPLES = 4
@@ -87,6 +87,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         looks=looks,
         findings=sentences(against),
         verdict=verdict(results),
+        ks=shown_ks(results),
         comparison=comparison_rows(results),
         judged=judged_in_words(results),
         figures=figures,

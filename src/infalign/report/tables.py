@@ -47,14 +47,18 @@ def print_table(root: Path, console: Console) -> None:
 
 
 def _print_pass_at_k(results: Numbers, console: Console) -> None:
-    rates = results["pass_at_k"]
-    every = list(rates["reference"])
-    ks = [k for k in dict.fromkeys(("1", results["procedure"].split("-")[-1], every[-1])) if k in every]
+    rates, ks = results["pass_at_k"], shown_ks(results)
     table = plain_table("policy", *(f"pass@{k}, %" for k in ks))
     for name, by_k in rates.items():
         table.add_row(escape(name), *(share(by_k[k]) for k in ks))
     heading(console, "How often one of k answers is right", f"by the {results['truth']['by']}")
     console.print(table)
+
+
+def shown_ks(results: Numbers) -> list[str]:
+    """Return the k of pass@k in short tables: 1, what is served, and the largest; none if no pass@k is known."""
+    every = list(results.get("pass_at_k", {}).get("reference", ()))
+    return [k for k in dict.fromkeys(("1", results["procedure"].split("-")[-1], *every[-1:])) if k in every]
 
 
 def comparison_rows(results: Numbers) -> list[Numbers]:
