@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -80,7 +81,20 @@ def toys(root: Path, *, first: str = "a", last: str = "b", numbers: int = 3) -> 
     ]
 
 
-def run(root: Path, units: Sequence[Unit], *, processes: int = 1, warn: Any = lambda record: []) -> list[str]:
+def threads(path: Path, *, on_progress: OnProgress) -> Summary:
+    """Write the number of threads that a unit has."""
+    path.write_text(os.environ["OMP_NUM_THREADS"])
+    return {}
+
+
+def run(
+    root: Path,
+    units: Sequence[Unit],
+    *,
+    processes: int = 1,
+    of_each: int | None = None,
+    warn: Any = lambda record: [],
+) -> list[str]:
     """Do what is left, and return the names of the units that were done."""
     (root / "stages").mkdir(parents=True, exist_ok=True)
     done = list[str]()
@@ -91,7 +105,8 @@ def run(root: Path, units: Sequence[Unit], *, processes: int = 1, warn: Any = la
 
     console = Console(file=io.StringIO())
     remaining = Remaining.of(units, root)
-    run_units(remaining, Workers(processes, None), console=console, versions={"infalign": "1"}, after_unit=after_unit)
+    workers = Workers(processes, of_each)
+    run_units(remaining, workers, console=console, versions={"infalign": "1"}, after_unit=after_unit)
     return sorted(done)
 
 
@@ -146,3 +161,19 @@ def test_a_changed_output_is_refused_and_a_removed_one_made_again(tmp_path: Path
         run(tmp_path, toys(tmp_path))
     (tmp_path / "first").unlink()
     assert run(tmp_path, toys(tmp_path)) == ["join", "text-first"]
+
+
+def test_a_unit_beside_which_nothing_runs_has_the_threads_of_all_processes(tmp_path: Path) -> None:
+    """So have both ends of a diamond, and a side has its own alone, also where the other side is done already."""
+
+    def unit(name: str, *needs: str) -> Unit:
+        path, inputs = tmp_path / name, tuple(tmp_path / need for need in needs)
+        return Unit("stage", name, inputs=inputs, settings={}, output=path, work=partial(threads, path))
+
+    units = [unit("start"), unit("left", "start"), unit("right", "start"), unit("end", "left", "right")]
+    expected = {"start": "6", "left": "3", "right": "3", "end": "6"}
+    run(tmp_path, units, processes=2, of_each=3)
+    assert {name: (tmp_path / name).read_text() for name in expected} == expected
+    (tmp_path / "left").unlink()
+    run(tmp_path, units, processes=2, of_each=3)
+    assert {name: (tmp_path / name).read_text() for name in expected} == expected

@@ -1,6 +1,7 @@
 """Doing what is left of some units: each runs as soon as its inputs are done, and is recorded with its key."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from infalign.core.storage import inventory, remove, write_record, write_text, w
 from infalign.pipeline.ownership import check_outputs_free
 from infalign.pipeline.pending import Pending, check_outputs, holds, pending, reasons
 from infalign.pipeline.records import FORMAT, Record, record_path, records, started_path, write_metrics
-from infalign.pipeline.units import Summary, Unit, identify
+from infalign.pipeline.units import Identity, Summary, Unit, identify
 from infalign.pipeline.workers import Task, Workers, run_tasks
 
 
@@ -95,12 +96,25 @@ def run_units(
 
     # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
+    alone = _alone(found)
     tasks = [
-        Task(name, partial(_work, root, by_name[name], found[name].base), frozenset(found[name].needs))
+        Task(name, partial(_work, root, by_name[name], found[name].base), frozenset(found[name].needs), name in alone)
         for name in ordered
     ]
     with ProgressDisplay(console) as display:
         run_tasks(tasks, workers, display=display, on_done=finish)
+
+
+def _alone(found: Mapping[str, Identity]) -> set[str]:
+    """Return the units beside which no other ever runs: each other one is needed by them, or needs them.
+
+    Units that are done count too, so that a resumed run has the same threads and rounds the same.
+    """
+    before: dict[str, set[str]] = {}
+    for name, unit in found.items():
+        before[name] = {name}.union(*(before[need] for need in unit.needs))
+    after = Counter(name for names in before.values() for name in names)
+    return {name for name in found if len(before[name]) + after[name] == len(found) + 1}
 
 
 def check_distributed(remaining: Remaining, stage: str) -> None:

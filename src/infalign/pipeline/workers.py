@@ -29,11 +29,15 @@ LESS_MEMORY = "lower compute.processes or the batch sizes, then rerun the same c
 
 @dataclass(frozen=True)
 class Task:
-    """A function that is called with ``on_progress=`` as soon as the tasks it ``needs`` are done."""
+    """A function that is called with ``on_progress=`` as soon as the tasks it ``needs`` are done.
+
+    A task that is ``alone``, beside which no other ever runs, has the threads of all processes.
+    """
 
     name: str
     function: Callable[..., Any]
     needs: frozenset[str] = frozenset()
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,10 @@ class Workers:
 
     processes: int
     threads: int | None
+
+    def threads_of(self, task: Task) -> int | None:
+        """Return the number of threads for a task."""
+        return self.threads * self.processes if self.threads and task.alone else self.threads
 
 
 def run_tasks(
@@ -77,15 +85,16 @@ def run_tasks(
             def on_progress(done: int, total: int, note: str = "", name: str = name) -> None:
                 display.update(name, done, total, note)
 
-            done(name, *call(by_name[name], on_progress, workers.threads))
+            done(name, *call(by_name[name], on_progress, workers.threads_of(by_name[name])))
             order.done(name)
         return
-    with _Pool(workers.threads) as pool:
+    with _Pool() as pool:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=position)
             while ready and len(pool.busy) < workers.processes:
-                display.start(ready[0])
-                pool.start(by_name[ready.pop(0)])
+                task = by_name[ready.pop(0)]
+                display.start(task.name)
+                pool.start(task, workers.threads_of(task))
             for name, message in pool.messages():
                 match message:
                     case ("progress", *numbers):
@@ -101,8 +110,7 @@ class _Pool:
     Each worker has its own pipe and shares nothing: no semaphore can leak, and a closed pipe tells which worker died.
     """
 
-    def __init__(self, threads: int | None) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
         self._processes: dict[Connection, BaseProcess] = {}
         self.busy: dict[Connection, str] = {}
 
@@ -121,19 +129,19 @@ class _Pool:
             process.kill()
             process.join()
 
-    def start(self, task: Task) -> None:
+    def start(self, task: Task, threads: int | None) -> None:
         """Give the task to an idle worker or to a new one."""
         connection = next((c for c in self._processes if c not in self.busy), None) or self._new()
         self.busy[connection] = task.name
         try:
-            connection.send(task)
+            connection.send((task, threads))
         except OSError:
             raise self._died(connection) from None
 
     def _new(self) -> Connection:
         context = get_context("spawn")  # a fork would copy locks that torch's threads hold
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self._threads), daemon=True)
+        process = context.Process(target=_work, args=(theirs,), daemon=True)
         # Ctrl-C reaches the whole process group; a worker that starts leaves it to us, until it ignores it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -170,7 +178,7 @@ class _Pool:
         return InfalignError(f"the worker process of {name} ended ({ending}); if it ran out of memory, {LESS_MEMORY}")
 
 
-def _work(connection: Connection, threads: int | None) -> None:
+def _work(connection: Connection) -> None:
     """Run tasks one after the other until the parent closes the pipe, dies or stops this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which was held back so far; the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -192,7 +200,7 @@ def _work(connection: Connection, threads: int | None) -> None:
 
     while True:
         try:
-            task = connection.recv()
+            task, threads = connection.recv()
         except (EOFError, ConnectionResetError):
             return
         try:
