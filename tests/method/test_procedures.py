@@ -299,11 +299,10 @@ def test_the_base_policy_wins_half_against_itself(procedure: Served) -> None:
 REWIND = RewindAndRepeat(0.85, 32)
 SENSELESS: list[tuple[Callable[[], object], str]] = [
     *(
-        (partial(kind, n), f"a positive whole number.*found N = {n}")
-        for kind in (BestOfN, WorstOfN)
-        for n in (0, 2.5, math.nan)
+        (partial(kind, n), f"a whole number of samples from 1 to 100,000, found N = {n}")
+        for kind in (BestOfN, WorstOfN, partial(RewindAndRepeat, 0.5), partial(kth_best, 1))
+        for n in (0, 2.5, math.nan, 100_001)
     ),
-    (lambda: RewindAndRepeat(0.5, 0), "a positive whole number.*found N = 0"),
     *(
         (partial(RewindAndRepeat, q, 4), f"quantile of rewind must be between 0 and 1, found {q}")
         for q in (0.0, 1.0, 1.5, math.nan)

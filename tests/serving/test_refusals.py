@@ -31,7 +31,7 @@ TURN = {"role": "user", "content": PROMPT}
         ({"model": "aware:best-of-none"}, 404, "model", "unknown procedure 'best-of-none'"),
         ({"model": "aware:best-of-2000"}, 400, "model", "the limit is 1,024"),
         ({"model": "aware-best-of-2"}, 404, "model", "does not exist"),
-        ({"model": "aware:2nd-best-of-1000000000"}, 404, "model", "at most 100,000 samples"),
+        ({"model": "aware:2nd-best-of-1000000000"}, 404, "model", "from 1 to 100,000"),
         (
             {"model": "aware:rewind:0.75:4", "max_tokens": 3},
             400,

@@ -9,6 +9,7 @@ from numpy.polynomial.legendre import leggauss
 
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
+from infalign.method.procedures.base import MAX_N
 from infalign.method.transforms import (
     Exponential,
     Function,
@@ -70,6 +71,15 @@ def test_the_identity_has_its_closed_form(beta: float) -> None:
     u = np.array([0.0, 1e-3, 0.5, 1 - 1e-3, 1.0])
     cdf = np.exp((u - 1) / beta) * -np.expm1(-u / beta) / -np.expm1(-1 / beta)
     assert law.cdf_at(u) == pytest.approx(cdf, abs=1e-12)
+
+
+@pytest.mark.parametrize("kl", [0.01, 0.5, 2.0])
+def test_the_largest_n_is_resolved(kl: float) -> None:
+    """As N grows, the extremes of N draws lie at an end, where the policy has f times the draws: W = f/(1 + f)."""
+    law = law_at_kl(Identity(), kl=kl)
+    low, high = 1.0 / law.beta / np.expm1(1.0 / law.beta), 1.0 / law.beta / -np.expm1(-1.0 / law.beta)
+    assert law.win_rate(BestOfN(MAX_N)) == pytest.approx(high / (1.0 + high), abs=1e-4)
+    assert law.win_rate(WorstOfN(MAX_N)) == pytest.approx(1.0 / (1.0 + low), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", [*TRANSFORMS, "power:7", "power:-7", "power:0.1", "exp:500", "power:1000"])

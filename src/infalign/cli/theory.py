@@ -44,8 +44,8 @@ With K rollouts, ranks have a resolution of 1/K. What that costs lies between tw
 limits: a policy that memorizes the ranks of each prompt learns their noise
 (simulated, ± one standard error); a network that generalizes learns their mean,
 a smoother transformation (exact). Behind: the distance to the best under the
-worse limit. The recommendation is the simplest transformation that is not
-significantly worse than the best.
+worse limit. The recommendation is the simplest transformation whose distance
+exceeds the smallest by at most two standard errors, or by 0.1 % of 1 − W.
 
   infalign choose --procedure best-of-4 --kl 0.5 --rollouts 100 \\
     --judged scored.parquet

@@ -149,7 +149,7 @@ class Contest:
     def not_found(self, kl: float) -> ConfigError:
         """Return the error for a budget out of reach."""
         return ConfigError(
-            f"the optimum for {self.procedure.name} at {kl:g} nats is beyond what can be computed; give a smaller one"
+            f"the optimum for {self.procedure.name} at {kl:g} nats is beyond what can be computed; give a smaller KL"
         )
 
     def _tilted(self, panels: Panels, phi: Array, kl: float, guess: float | None) -> Policy:

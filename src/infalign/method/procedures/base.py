@@ -12,6 +12,8 @@ from typing_extensions import TypeIs
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, places
 
+MAX_N = 100_000  # draws; a quadrature would not see what more of them serve, the last 1/N of the ranks
+
 
 @dataclass(frozen=True, slots=True)
 class Draws:
@@ -75,9 +77,9 @@ def looks_at_ranks(procedure: Procedure) -> TypeIs[RankProcedure]:
 
 
 def check_n(n: int) -> None:
-    """Raise ConfigError unless ``n`` is a number of draws."""
-    if not (isinstance(n, int | np.integer) and n >= 1):
-        raise ConfigError(f"N must be a positive whole number of samples, found N = {n}")
+    """Raise ConfigError unless ``n`` is a number of draws up to `MAX_N`."""
+    if not (isinstance(n, int | np.integer) and 1 <= n <= MAX_N):
+        raise ConfigError(f"N must be a whole number of samples from 1 to {MAX_N:,}, found N = {n}")
 
 
 def check_probabilities(name: str, probabilities: tuple[float, ...]) -> None:

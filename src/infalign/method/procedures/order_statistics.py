@@ -18,8 +18,6 @@ from infalign.method.procedures.base import (
     weights_from_counts,
 )
 
-MAX_DRAWS = 100_000  # for a procedure that stores a probability for each draw
-
 SPELLINGS = ("2nd-best-of-N (any k)", "top-K-of-N")
 
 
@@ -92,8 +90,6 @@ def top_k(k: int, n: int) -> OrderStatistics:
 
 def _check_k(k: int, n: int) -> None:
     check_n(n)
-    if n > MAX_DRAWS:
-        raise ConfigError(f"the k-th best and the top k support at most {MAX_DRAWS:,} samples, found N = {n}")
     if not 1 <= k <= n:
         raise ConfigError(f"k must be between 1 and N = {n}, found k = {k}")
 
