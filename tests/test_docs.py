@@ -127,7 +127,7 @@ def test_readme_and_guide_begin_with_the_same_valid_recipe(tmp_path: Path) -> No
     assert first == second
     (tmp_path / "recipe.yaml").write_text(first, encoding="utf-8")
     policies = load_recipe(tmp_path / "recipe.yaml", []).policies
-    assert [policy.transform.name for policy in policies.values()] == ["exp:10", "identity"]
+    assert [policy.transform.name for policy in policies.values()] == ["exp:10", "raw"]
     assert policies["aware"].guide == policies["ordinary"].guide
 
 
