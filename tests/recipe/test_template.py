@@ -88,7 +88,7 @@ def test_a_model_that_knows_something_is_trained_at_a_tenth_of_the_rate_or_less(
 def test_the_recipe_is_for_the_procedure_and_has_the_best_transformation_with_a_name(
     main: Any, project: Path, procedure: str
 ) -> None:
-    """What `choose` ranks first of those that need no file; the ordinary policy has the reward itself at the same budget."""
+    """What `choose` ranks first of those that need no file; the ordinary one has the reward itself at that budget."""
     code, _, err = main(
         "init", "--data", "world", "--policy", "scratch", "--procedure", procedure, "--kl-budget", "0.4"
     )
