@@ -9,9 +9,10 @@ from rich.console import Console
 
 from infalign.core.display import listed_names, plain_table, say
 from infalign.core.errors import ConfigError
+from infalign.core.storage import flaws
 from infalign.pipeline.lock import describe, holder
 from infalign.pipeline.pending import pending
-from infalign.pipeline.records import records
+from infalign.pipeline.records import record_path, records
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import Finding, findings
@@ -25,7 +26,7 @@ class UnitStatus:
 
     stage: str
     name: str
-    state: Literal["done", "missing", "partial", "stale"]
+    state: Literal["done", "missing", "partial", "stale", "damaged"]
     because: str
     made_with: dict[str, tuple[str | None, str | None]]  # for a done unit: versions that changed, then and now
 
@@ -52,7 +53,8 @@ class Status:
 def status(recipe: Recipe) -> Status:
     """Return the status of a recipe's run; nothing is written and no lock is taken.
 
-    A different library version does not make a unit stale. Inputs without a cached hash are hashed on each call.
+    A different library version does not make a unit stale. Inputs without a cached hash, and outputs that were touched
+    since their record was written, are hashed on each call.
     """
     run = Run.of(recipe)
     root, wanted = run.layout.root, units(run)
@@ -61,6 +63,11 @@ def status(recipe: Recipe) -> Status:
     for unit in wanted:
         if (left := todo.get(unit.name)) is not None:
             found.append(UnitStatus(unit.stage, unit.name, left.state, left.because, {}))
+            continue
+        record = record_path(root, unit.name)  # it is absent if the run has begun to do the unit again
+        since = record.stat().st_ctime_ns if record.exists() else None
+        if flaw := "; ".join(flaws(made[unit.name]["output"], root, since) if since else []):
+            found.append(UnitStatus(unit.stage, unit.name, "damaged", f"{flaw}; delete it and rerun", {}))
         else:
             then = made[unit.name]["versions"]
             differ = {lib: (then.get(lib), now.get(lib)) for lib in then | now if then.get(lib) != now.get(lib)}
