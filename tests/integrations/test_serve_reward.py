@@ -114,7 +114,7 @@ def test_a_bad_request_spoils_none_of_its_batch(url: str) -> None:
 
     def ask(i: int) -> Any:
         label = LABEL | {"reference_rewards": [2.0, 1.0]} if i % 7 == 0 else LABEL
-        return httpx2.post(f"{url}/get_reward", json={"prompt": "", "response": texts[i], "label": label})
+        return httpx2.post(f"{url}/get_reward", json={"prompt": "", "response": texts[i], "label": label}, timeout=60)
 
     with ThreadPoolExecutor(64) as threads:
         answers = list(threads.map(ask, range(64)))

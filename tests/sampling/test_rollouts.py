@@ -37,7 +37,10 @@ def exact(model: Any) -> dict[tuple[int, ...], float]:
     return {(EOS,): first[EOS]} | pairs
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Olmo2", "GPT2"])
+SLOW_FAMILIES = [pytest.param(family, marks=pytest.mark.slow) for family in ("Qwen2", "Mistral", "Olmo2")]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma", "GPT2", *SLOW_FAMILIES])
 def test_logprob_is_that_of_a_plain_forward_pass(family: str) -> None:
     """The shared prefix changes no log-probability, with grouped heads, biases and normed queries, after compaction.
 

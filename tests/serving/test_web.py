@@ -52,7 +52,7 @@ def is_up(url: str) -> bool:
     ("command", "options", "path", "body", "said"),
     [
         ("serve", "--policy reference --procedure standard", "v1/chat/completions", ANSWER, "http://0.0.0.0:PORT/v1\n"),
-        ("serve-reward", "--transform exp:10", "get_reward", REWARD, ""),
+        pytest.param("serve-reward", "--transform exp:10", "get_reward", REWARD, "", marks=pytest.mark.slow),
     ],
     ids=["answers", "rewards"],
 )

@@ -46,7 +46,13 @@ KNOWN = [  # W and KL at β = 1, 0.1 and 0.01, from Taylor series in 40 digits o
 
 @pytest.mark.parametrize(
     ("name", "beta", "win_rate", "kl"),
-    [(name, beta, *row[2 * i : 2 * i + 2]) for name, *row in KNOWN for i, beta in enumerate((1.0, 0.1, 0.01))]
+    [
+        pytest.param(
+            name, beta, *row[2 * i : 2 * i + 2], marks=[] if name.endswith(("-4", "-128")) else pytest.mark.slow
+        )
+        for name, *row in KNOWN
+        for i, beta in enumerate((1.0, 0.1, 0.01))
+    ]
     + [("best-of-8", 0.03, 0.983612948569, 1.203401479189)],
 )
 def test_known_optima(name: str, beta: float, win_rate: float, kl: float) -> None:
@@ -110,8 +116,8 @@ def test_at_small_kl_the_power_is_optimal(procedure: BestOfN | WorstOfN) -> None
 # Exact identities
 
 
-@pytest.mark.parametrize("n", [2, 8, 128])
-@pytest.mark.parametrize("beta", [1e3, 1.0, 1e-2, 1e-3])
+@pytest.mark.parametrize("n", [2, pytest.param(8, marks=pytest.mark.slow), 128])
+@pytest.mark.parametrize("beta", [1e3, pytest.param(1.0, marks=pytest.mark.slow), 1e-2, 1e-3])
 def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
     """W and KL of an optimum's law satisfy the exact identities with the density at its end, over six decades of β."""
     for procedure, end in ((BestOfN(n), -1), (WorstOfN(n), 0)):
@@ -129,7 +135,7 @@ def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
         assert kl == pytest.approx(log_f + spread, abs=2e-8 * max(1.0, n / beta))
 
 
-@pytest.mark.parametrize("n", [1024, 10_000])
+@pytest.mark.parametrize("n", [pytest.param(1024, marks=pytest.mark.slow), 10_000])
 @pytest.mark.parametrize("beta", [100.0, 1.0, 1e-3])
 def test_large_n_works(n: int, beta: float) -> None:
     """For N in the thousands the win rate is right to 1e-6, and the self-check says how right."""

@@ -132,10 +132,11 @@ def interrupted(training: Training, folder: Path, step: int) -> None:
         training(folder, stopped_at(step))
 
 
-KINDS = ("sft", "sft, lora", "reward model", "rank model", *OFFLINE, "ppo", "bond")
+KINDS = ["sft", "reward model", *OFFLINE, "ppo"]
+SLOW_KINDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("sft, lora", "rank model", "bond")]
 
 
-@pytest.mark.parametrize("training", KINDS, indirect=True)
+@pytest.mark.parametrize("training", KINDS + SLOW_KINDS, indirect=True)
 def test_a_training_resumed_in_its_second_epoch_ends_as_an_undisturbed_one(training: Training, tmp_path: Path) -> None:
     """Stopped in the seventh of eight steps and resumed from the sixth, it has the same weights, log and order."""
     whole = training(tmp_path / "undisturbed", quiet)

@@ -22,7 +22,7 @@ def test_a_solver_reaches_the_optimum_of_its_method(name: str, case: Enumerable,
     assert enumerable.kl(trained(case, method, tmp_path), method.optimum(case)) < method.within
 
 
-@pytest.mark.parametrize("name", ["maxk best-of-4", "bond, one step"])
+@pytest.mark.parametrize("name", ["maxk best-of-4", pytest.param("bond, one step", marks=pytest.mark.slow)])
 def test_a_few_steps_go_the_right_way(name: str, case: Enumerable, tmp_path: Path) -> None:
     """After 24 small steps the policy is nearer to the optimum than the reference is."""
     method = METHODS[name]
