@@ -47,6 +47,7 @@ COMMAND = (  # heads of 32 dimensions are the smallest that it has on a CPU; com
     "--port {port} --dtype {dtype} --seed {seed} --max-model-len 512 --enforce-eager"
 )
 DRAWS, REWARDS = " --generation-config vllm", " --runner pooling"
+FULL = " --max-num-queued-reqs 8"  # responses
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}  # nats per token, of a response, between vLLM's draws and our pass
 SHAPE = micro.SCRATCH | {"hidden": 64, "context": 512}
 PROMPT = "How do I bake bread?"
@@ -111,7 +112,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(smollm: str, reward_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Vllm, Vllm]]:
     """Return a server that draws from SmolLM2 and one that scores."""
     logs = tmp_path_factory.mktemp("logs")
-    running = (Vllm(smollm, DRAWS, logs / "draws"), Vllm(str(reward_model), REWARDS, logs / "rewards"))
+    running = (Vllm(smollm, DRAWS + FULL, logs / "draws"), Vllm(str(reward_model), REWARDS, logs / "rewards"))
     for server in running:
         server.wait()
     yield running
@@ -124,7 +125,7 @@ def recipe(servers: tuple[Vllm, Vllm], smollm: str, tmp_path_factory: pytest.Tem
     """Return a recipe whose rollouts and rewards come from these servers; its data is prepared."""
     folder, (draws, rewards) = tmp_path_factory.mktemp("there"), servers
     asked = micro.given(folder / "run", smollm) | {"reward": {"url": f"{rewards.url}/classify", "in_flight": 1}}
-    engine = {"kind": "server", "url": draws.url, "seed": "none", "in_flight": 4}
+    engine = {"kind": "server", "url": draws.url, "seed": "none", "in_flight": 2}
     asked["rollout"] = {"prompts": 32, "k": 4, "max_new_tokens": 12, "engine": engine}
     path = micro.write(folder / "recipe.yaml", asked)
     assert micro.infalign("run", path, "--until", "data")[0] == 0
@@ -165,8 +166,11 @@ def check_logprobs(root: Path, model: str, dtype: str) -> None:
 def test_a_server_that_dies_loses_no_rollout_and_no_client(
     recipe: str, smollm: str, servers: tuple[Vllm, Vllm]
 ) -> None:
-    """The run ends after a minute and continues, a client is told and served later, log-probabilities are ours."""
-    root, (draws, _) = Path(recipe).parent / "run", servers
+    """The run ends after a minute and continues, a client is told and served later, log-probabilities are ours.
+
+    In between the run is given wrong servers, each refused in seconds, and in the end more requests than vLLM accepts.
+    """
+    root, (draws, rewards) = Path(recipe).parent / "run", servers
     ask: dict[str, Any] = {"model": "reference", "messages": [{"role": "user", "content": PROMPT}]}
     served = app(open_policy(root, "reference", engine_url=draws.url))
     with listening(served) as url, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -182,7 +186,18 @@ def test_a_server_that_dies_loses_no_rollout_and_no_client(
         draws.start()
         draws.wait()
         assert client.chat.completions.create(**ask).choices[0].message.content
-    assert micro.infalign(*words)[0] == 0
+    served_as = ["generate", root, "--policy", "reference", "--prompt", PROMPT, "--engine-url", draws.url]
+    for wrong, code, message in (
+        ([*words, "--set", "rollout.engine.url=http://127.0.0.1:9"], 4, "did not answer for 5 s"),
+        ([*words, "--set", f"rollout.engine.url={rewards.url}"], 2, "status 404"),
+        ([*served_as, "--engine-model", "adapter"], 2, "The model `adapter` does not exist"),
+    ):
+        started = time.monotonic()
+        found, _, said = micro.infalign(*wrong)
+        print(f"\n{time.monotonic() - started:.0f} s, exit code {found}: {said.splitlines()[-1]}")
+        assert (found, message in said, time.monotonic() - started < 60) == (code, True, True), said
+    found, _, said = micro.infalign(*words, "--set", "rollout.engine.in_flight=32")
+    assert (found, said.count("requests wait for their turn")) == (0, 1), said
     drawn = rows_of(root / "rollouts" / "part-0")
     assert len(drawn) == 32 * 4
     assert all(row in drawn for row in kept)
@@ -232,12 +247,16 @@ def test_a_recipe_starts_vllm_for_each_model_that_it_draws_from(tmp_path: Path) 
     asked["policies"]["student"] = {"solver": "distil", "teacher": "aware", "fit": micro.FIT}
     recipe, drawn = micro.write(tmp_path / "recipe.yaml", asked), root / "rollouts" / "part-0"
 
+    unsupported = ["run", recipe, "--until", "rollout", "--set", "policy.scratch.hidden=32"]  # heads of 16 dimensions
+    code, _, said = micro.infalign(*unsupported, "--set", f"run_dir={tmp_path / 'unsupported'}")
+    assert (code, "head_dim=16" in said) == (4, True), said
+
     def kill(run: int) -> None:
         children = psutil.Process(run).children(recursive=True)
         next(child for child in children if f"{ENVIRONMENT}/bin/vllm" in child.cmdline()).kill()
 
     said = interrupted(["run", recipe, "--until", "rollout"], lambda _: any(drawn.glob("*.parquet")), kill)
-    assert "that rollout.engine.command started ended with exit code -9" in said
+    assert "the server started by rollout.engine.command ended with exit code -9" in said
     kept = rows_of(drawn)
     assert 16 * 8 <= len(kept) < 64 * 8
     again = subprocess.run([micro.COMMAND, "run", recipe], capture_output=True, text=True, check=False)

@@ -297,13 +297,14 @@ def test_a_server_draws_what_it_has(given: dict[str, str], policy: str, tmp_path
     assert run.sampling_key("guided")["rollout"]["engine"] == {"kind": "shared-prefix"}
 
 
-def test_requests_in_flight_change_no_key(tmp_path: Path) -> None:
-    """Units have the keys that they had before there was such a setting; another server is another key."""
+def test_where_a_server_runs_and_how_it_is_asked_change_no_key(tmp_path: Path) -> None:
+    """Whoever corrects an address or a command keeps the rollouts; another kind of engine is another key."""
 
     def found(**engine: Any) -> dict[str, Identity]:
         settings = micro.settings(tmp_path / "run")
-        settings["rollout"] |= {"engine": {"kind": "server", **engine}}
+        settings["rollout"] |= {"engine": {"kind": "server"} | engine}
         return identify(whole_run.units(Run.of(Recipe.model_validate(settings))))
 
-    assert found(in_flight=1) == found() == found(in_flight=500, seed="none")
-    assert found()["rollout-0"] != found(url="http://127.0.0.1:9000")["rollout-0"]
+    assert found(in_flight=1) == found() == found(in_flight=500, seed="none", url="http://127.0.0.1:9000")
+    assert found(command="vllm serve {model}") == found(command="vllm serve {model} --max-model-len 9", api_key_env="K")
+    assert found()["rollout-0"] != found(kind="transformers")["rollout-0"]

@@ -3,7 +3,10 @@
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import retries
 from faults.server import RolloutServer, token_logprobs
 from tiny_models import EOS, PROMPT
 
+from infalign.core import http
 from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.sampling.engine import Prompt, Sampling, Vocabulary
 from infalign.sampling.rollouts import draw, read_rollouts
@@ -185,6 +189,33 @@ def test_what_a_server_said_before_it_died_is_in_the_error(server: RolloutServer
     ):
         engine.sample(PROMPT, "p", range(2))
     assert "seed" not in server.bodies[0]
+
+
+def test_a_full_server_is_waited_for(
+    server: RolloutServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two slow requests at once, and a 503 for others: all are answered, with one warning."""
+
+    class Full(list[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+        def pop(self, _: Any = -1) -> Any:
+            return (503, {"error": "queue full"}) if len(server.under_way) > 2 else None
+
+    def slowly(body: dict[str, Any], fault: str | None = None) -> dict[str, Any]:
+        time.sleep(0.4)
+        return answer(body, fault)
+
+    monkeypatch.setattr(http, "backoff", lambda: repeat(0.05))
+    server.script, answer = Full(), server.answer
+    server.answer = slowly  # type: ignore[method-assign]
+    engine = replace(served(server, in_flight=6), retry_seconds=0.3)
+    assert len(list(engine.sample_each((prompt, range(1)) for prompt in MANY[:6]))) == 6
+    assert sum("requests wait" in record.getMessage() for record in caplog.records) == 1
+    server.script = [503] * 99
+    with pytest.raises(PartialError, match=r"last attempt failed with status 503.*\. Lower in_flight"):
+        engine.sample(PROMPT, "p", [0])
 
 
 def test_a_policy_that_is_sure_may_answer_the_same(server: RolloutServer) -> None:

@@ -32,6 +32,7 @@ Answer = TypeVar("Answer")
 READ_AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 60.0  # for which a failed request is repeated, unless its caller says otherwise
+BUSY_STATUSES = 429, 503  # too many requests at once
 FIRST_SECONDS = 5.0  # for which a server may be down that has not answered yet: its address may be wrong
 MAX_WAIT_BETWEEN_ATTEMPTS = 30.0  # seconds between two attempts, whatever the server asks for
 SECRET_NAME = re.compile(
@@ -99,8 +100,9 @@ class Server:
 
     One attempt may take ``read_seconds``, from its connection to the end of the answer; attempts are repeated for up to
     ``retry_seconds`` after the first failure (`FIRST_SECONDS` where it has not answered yet), each after the wait that
-    the server asks for in Retry-After, up to half a minute, and logged. ``watch`` is called after each failure and may
-    raise a better error.
+    the server asks for in Retry-After, up to half a minute, and logged. While a server that is too busy for a request
+    works on others of ours, that request waits for its turn. ``watch`` is called after each failure and may raise a
+    better error.
     """
 
     url: str
@@ -110,6 +112,8 @@ class Server:
     key: str | None = field(default=None, repr=False)  # sent as `Authorization: Bearer`
     watch: Callable[[], None] = lambda: None
     there: bool = field(default=False, init=False)  # whether it has answered
+    under_way: int = field(default=0, init=False)  # attempts without an answer so far
+    is_full: bool = field(default=False, init=False)  # whether it was too busy for as many as are under way
 
     def answers(
         self, ask: Callable[[Post, Asked], Coroutine[Any, Any, Answer]], asked: Iterable[Asked]
@@ -195,24 +199,35 @@ class Server:
             except httpx2.HTTPError as error:
                 self.watch()
                 why, said, wait, wanted = type(error).__name__, str(error), next(waits, math.inf), ""
+                is_busy = False
                 if isinstance(error, httpx2.HTTPStatusError):
                     why, said = f"status {error.response.status_code}", error.response.text
                     wanted = error.response.headers.get("Retry-After", "")
+                    is_busy = error.response.status_code in BUSY_STATUSES
                 if wanted.isdecimal():
                     wait = min(float(wanted), MAX_WAIT_BETWEEN_ATTEMPTS)
                 down = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and not self.there
                 seconds = min(self.retry_seconds, FIRST_SECONDS) if down else self.retry_seconds
-                failed, why = failed or time.monotonic(), f"{why}: {quote_answer(said, self.key)}"
+                waits_its_turn = is_busy and self.under_way > 0
+                failed = time.monotonic() if waits_its_turn else failed or time.monotonic()
+                why = f"{why}: {quote_answer(said, self.key)}"
                 left, first = failed + seconds - time.monotonic(), first or why
                 if not may_pass(error):
                     raise ConfigError(f"{self.url} refused the request: {why}") from error
                 if wait > left:
                     before = "" if first == why else f"the first attempt failed with {first}, "
+                    cure = (
+                        "Lower in_flight or raise its limit" if is_busy else "Start the server or correct its address"
+                    )
                     raise PartialError(
-                        f"{self.url} did not answer for {seconds:.0f} s; {before}the last attempt failed with "
-                        f"{why}. Start the server or correct its address, then rerun the same command"
+                        f"{self.url} did not answer for {seconds:.0f} s; {before}the last attempt failed with {why}. "
+                        f"{cure}, then rerun the same command"
                     ) from error
-                LOGGER.warning("%s: %s; retrying in %.0f s, for another %.0f s", self.url, why, wait, left)
+                if not waits_its_turn:
+                    LOGGER.warning("%s: %s; retrying in %.0f s, for another %.0f s", self.url, why, wait, left)
+                elif not self.is_full:
+                    self.is_full = True
+                    LOGGER.warning("%s: %s; requests wait for their turn; a lower in_flight avoids this", self.url, why)
             await sleep(wait)
 
     async def _attempt(self, client: httpx2.AsyncClient, body: object, max_bytes: int) -> httpx2.Response:
@@ -226,6 +241,7 @@ class Server:
 
         request = client.build_request("POST", self.url, json=body)
         received, said = bytearray(), "no answer"
+        self.under_way += 1
         try:
             with fail_after(self.read_seconds):
                 async with aclosing(await client.send(request, stream=True)) as answer:
@@ -236,6 +252,8 @@ class Server:
                             raise httpx2.DecodingError(f"more than {max_bytes:,} bytes", request=request)
         except TimeoutError as error:
             raise httpx2.ReadTimeout(f"{said} within {self.read_seconds:g} s", request=request) from error
+        finally:
+            self.under_way -= 1
         # No other header: charset and encoding would let the server choose a codec.
         asked = answer.headers.get("Retry-After", "")
         headers = {"Retry-After": asked} if asked.isascii() else {}

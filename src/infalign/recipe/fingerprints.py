@@ -56,13 +56,14 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     The path of a folder or a transformation does not count. A data file, a local data set and a reward function also
     have their ``name``. The content of a function is the source of its module; modules that it imports are not
     included. A missing file has the content None; the stage that needs it raises the error. A hub id is kept as it is.
-    How many requests are in flight, and whether they have seeds, says nothing.
+    How many requests are in flight, whether they have seeds, and where and how an engine's server runs says nothing.
     """
     settings: dict[str, Any] = recipe.model_dump(mode="json")
     folder = Path(settings["data"].pop("folder"))
     for asked in (settings["rollout"]["engine"], *(settings[name] or {} for name in ("reward", "judge", "gold"))):
         asked.pop("in_flight", None)
-    settings["rollout"]["engine"].pop("seed", None)
+    for name in ("seed", "url", "command", "api_key_env"):
+        settings["rollout"]["engine"].pop(name, None)
     for source in (*settings["data"]["sources"], *settings["data"]["test"]):
         if source["path"] is not None:
             source["path"] = _content(folder / source["path"], digests) | {"name": source["path"]}
