@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_readmes_python_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both blocks run as they stand: the method prints the three rates of its comments, and three steps of TRL log finite rewards."""
+    """Both run as they stand: the method prints the rates of its comments, and TRL logs finite rewards."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "demo").symlink_to(folder)
