@@ -261,7 +261,7 @@ def test_a_recipe_starts_vllm_for_each_model_that_it_draws_from(tmp_path: Path) 
     assert 16 * 8 <= len(kept) < 64 * 8
     again = subprocess.run([micro.COMMAND, "run", recipe], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    starts = again.stderr.count("starts, which may take minutes")
+    starts = again.stderr.count("starting env, which may take minutes")
     assert starts == 3  # for more rollouts, and for the evaluation of the reference and the student
     assert all(row in rows_of(drawn) for row in kept)
     check_logprobs(root, str(root / "models" / "reference"), "bfloat16")
