@@ -102,6 +102,12 @@ def test_a_method_may_be_for_another_n(tmp_path: Path) -> None:
     assert names[0] != names[1]
 
 
+def test_budgets_that_differ_little_have_policies_of_their_own(tmp_path: Path) -> None:
+    """Names had six digits of the budget, so one of two policies was left out."""
+    found = MethodPolicies(recipe(tmp_path), ["qrpo-identity"], [0.4, 0.4000001]).recipe.policies
+    assert [*found] == ["qrpo-identity-0.4", "qrpo-identity-0.4000001"]
+
+
 def test_a_policy_of_the_recipe_is_not_overwritten(tmp_path: Path) -> None:
     """A name that the recipe gave to something else is refused."""
     own = recipe(tmp_path)

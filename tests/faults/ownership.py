@@ -209,4 +209,5 @@ def comparison(lab: Lab) -> Seen:
     mine(root / "compare" / "report.html")
     seen = refused("compare", lab.recipe(), "--methods", "rloo", "--kl-budgets", "0.5")
     assert (root / "compare" / "report.html").read_text() == "mine"
+    assert not list((root / "stages").glob("train-rloo*"))
     return seen

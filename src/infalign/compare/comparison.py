@@ -41,7 +41,6 @@ def compare_methods(
     policies = choose_policies(recipe, methods, budgets, console)
     compared = train_methods(policies, rounds=ROUNDS if budgets is None else 0, console=console).recipe
     layout = Layout(Path(recipe.run_dir), "compare")
-    claim(layout.reported, ("results.json", "report.html"))
     write_results(ScoredSamples.of(compared, layout), compared.policies, on_progress=lambda *_: None)
     page.write(compared, layout, [unit.name for unit in comparison_units(Run.of(compared))])
     return layout.reported
@@ -73,6 +72,7 @@ def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Co
     """
     while True:
         with whole_run.open_run(policies.recipe) as run:
+            claim(Layout(run.layout.root, "compare").reported, ("results.json", "report.html"))
             # The results, report and recorded recipe of the run are not overwritten: they may be for other policies.
             whole_run.do_units(run, comparison_units(run), until="evaluate", console=console)
         if not rounds:

@@ -43,7 +43,7 @@ class MethodPolicies:
         for method, names in self.by_method.items():
             for budget in (*budgets, *self.more_budgets.get(method, ())):
                 policy = _policy_at(source, method, budget)
-                name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:g}"
+                name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:.15g}"
                 if source.policies.get(name, policy).model_dump() != policy.model_dump():
                     raise ConfigError(f"the recipe already has another policy named {name}; rename that policy")
                 policies[name] = policy

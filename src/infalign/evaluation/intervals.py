@@ -13,8 +13,9 @@ from infalign.method.calibration import Array
 RESAMPLES = 2000
 RESAMPLED_PROMPTS = 10_000  # above this, the bootstrap and its expansion agree to within the noise of resampling
 RESAMPLED_CONFIDENCE = 0.999  # above this, so few resamples have no quantiles
-NEAR_END, FEW_PROMPTS = 0.1, 20.0  # near to an end and decided by so few prompts, a mean has no bootstrap
+NEAR_END, FEW_PROMPTS = 0.1, 8.0  # near to an end and decided by so few prompts, a mean has no bootstrap
 WEIGHTED_MEANS = 10_000  # means under random weights there
+LEAST_SPREAD = 0.1  # of a resample, relative: without the few values that differ, it says nothing of the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     """Return the mean over prompts of shares, such as win rates, with an interval that also holds near 0 and 1; seeded.
 
     The interval is that of `estimate`. Where it would see too little, because the mean is within 0.1 of an end and the
-    distance to it, x, lies in few prompts, (Σx)²/Σx² < 20, it is united with Gaffke's: the quantiles of the mean under
+    distance to it, x, lies in few prompts, (Σx)²/Σx² < 8, it is united with Gaffke's: the quantiles of the mean under
     Dirichlet(1, …, 1) weights of the P values and one more, which is 0 for the lower limit and 1 for the upper (Gaffke
     2005; Learned-Miller and Thomas, arXiv 1905.06208). For outcomes 0 and 1 that is Clopper and Pearson's: all of P won
     are above (α/2)^{1/P}. `benchmarks/interval_coverage.py` measures both.
@@ -75,14 +76,15 @@ def estimate_difference(differences_P: ArrayLike, *, confidence: float = 0.95, s
 
     The interval is that of `estimate`. Where the mean size is below 0.1 and few prompts decide it, as in
     `estimate_share`, it is united with that of its positive part less that of its negative part: of 20 prompts that all
-    tie, others may differ. Raises as `estimate`.
+    tie, others may differ. Limits are kept inside [−1, 1]. Raises as `estimate`.
     """
     found, values = estimate(differences_P, confidence=confidence, seed=seed), np.asarray(differences_P, float)
-    if not _few_decide(np.abs(values)):
-        return found
-    parts = (np.clip(part, 0.0, 1.0) for part in (values, -values))
-    won, lost = (estimate_share(part, confidence=confidence, seed=seed) for part in parts)
-    return Estimate(found.mean, min(found.low, won.low - lost.high), max(found.high, won.high - lost.low))
+    low, high = found.low, found.high
+    if _few_decide(np.abs(values)):
+        parts = (np.clip(part, 0.0, 1.0) for part in (values, -values))
+        won, lost = (estimate_share(part, confidence=confidence, seed=seed) for part in parts)
+        low, high = min(low, won.low - lost.high), max(high, won.high - lost.low)
+    return Estimate(found.mean, max(low, -1.0), min(high, 1.0))
 
 
 def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Estimate:
@@ -125,7 +127,7 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
         values[rng.integers(prompts, size=(rows.stop - rows.start, prompts))] for rows in chunks(RESAMPLES, prompts)
     )
     means, spreads = np.hstack([(some.mean(axis=1), some.std(axis=1, ddof=1)) for some in drawn])
-    varied = spreads > 1e-9 * np.sqrt(square)  # equal values have the spread of rounding
+    varied = spreads > LEAST_SPREAD * error * np.sqrt(prompts)
     ratios = np.divide(means - mean, spreads, out=np.zeros(RESAMPLES), where=varied) * np.sqrt(prompts)
     wider = t_quantile / ndtri(0.5 + confidence / 2.0)
     studentized = mean - wider * error * np.quantile(ratios, [0.5 + confidence / 2.0, 0.5 - confidence / 2.0])
