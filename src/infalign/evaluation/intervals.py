@@ -95,8 +95,8 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     It is the hull of three: the bias-corrected and accelerated bootstrap (BCa) of a mean, bias and acceleration taken
     from the skewness and the normal quantiles replaced by Student's; the studentized bootstrap, as much wider; and
     Student's interval. Each fails for some laws from 20 prompts: of 95 % intervals BCa covers 90 % for log-normal
-    values and Student's t with 3 degrees, Student's 87 % for log-normal ones; the hull covers 93 to 98 %
-    (`benchmarks/interval_coverage.py`) and is 3 to 9 % wider than BCa for win rates. Above 10,000 prompts, and for a
+    values and Student's t with 3 degrees, Student's 87 % for log-normal ones; the hull covers 93 % or
+    more (`benchmarks/interval_coverage.py`), and is 5 to 20 % wider than BCa for win rates. Above 10,000 prompts, and for a
     confidence above 0.999, BCa's expansion is used, which does not resample.
 
     Where all values are equal the interval has no width, which says nothing about other prompts. Raises DataError for
