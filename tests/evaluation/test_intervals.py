@@ -107,6 +107,9 @@ def test_an_interval_repeats_with_its_seed_and_contains_the_mean() -> None:
     once = estimate(values, seed=1)
     assert once == estimate(values, seed=1)
     assert once != estimate(values, seed=2)
+    for interval in (estimate, estimate_share, estimate_difference):  # in any order of the prompts
+        for some in (values, values**0.01, 0.1 * (values < 0.6)):
+            assert interval(some) == interval(some[::-1])
     assert once.low == pytest.approx(estimate(values, seed=2).low, abs=0.2 * (once.high - once.low))
     wide = estimate(values, confidence=0.99)
     assert wide.low < once.low < once.mean < once.high < wide.high
