@@ -9,7 +9,7 @@ that only the script is tried. A machine that has torch, peft, pyarrow and matpl
 
     pip download --no-deps --only-binary=:all: --python-version 3.12 --dest wheels transformers==5.23.0 trl==1.16.0 \
         datasets multiprocess dill pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection \
-        ruamel.yaml cyclopts docstring-parser rich-rst docutils huggingface-hub httpx2 httpcore2
+        ruamel.yaml cyclopts docstring-parser rich-rst docutils huggingface-hub httpx2 httpcore2 truststore
     pip install --no-deps wheels/*.whl && PYTHONPATH=src python benchmarks/gpu.py paths FOLDER
 """
 
@@ -36,13 +36,13 @@ from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward
-from infalign.sampling.engine import Engine, Sampling
+from infalign.sampling.engine import Engine, Response, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDING = {"float32": 1e-4, "bfloat16": 5e-2}  # nats per token, between two ways to compute the same
-PROMPT, RESPONSE, K, PROMPTS = (256, 256, 64, 4) if DEVICE == "cuda" else (16, 16, 4, 2)
+PROMPT, RESPONSE, K, PROMPTS = (256, 128, 64, 4) if DEVICE == "cuda" else (16, 16, 4, 2)
 SIZES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size"
 SHAPES = {  # SmolLM2's and Qwen3's
     "135M": (576, 1536, 30, 9, 3, 64, 49152),
@@ -56,7 +56,7 @@ FORMS = WHOLE, "adapter", "guide, adapter"  # rows of guides.py
 Works = dict[str, Callable[[], str]]
 ENGINES = SharedPrefixEngine, TransformersEngine
 DATA = {"demo": "[{sums: 10000}]", "preferences": "[{world: 500}]"}
-SMALL = "rollout.prompts=96 evaluate.prompts=24 evaluate.samples=64 evaluate.max_n=16 allow_worthless=true"
+SMALL = "rollout.prompts=96 rollout.k=16 evaluate.prompts=24 evaluate.samples=64 evaluate.max_n=16 allow_worthless=true"
 
 
 class Small:
@@ -111,7 +111,8 @@ class Small:
 
 def infalign(recipe: str, folder: Path, device: str, *, small: bool) -> "subprocess.Popen[bytes]":
     """Start a run, of few rows if it is ``small``."""
-    changes = [f"run_dir={folder}", f"compute.device={device}", *["compute.processes=1"] * (small or device == "cuda")]
+    processes = 1 if small or device == "cuda" else 4
+    changes = [f"run_dir={folder}", f"compute.device={device}", f"compute.processes={processes}"]
     changes += [f"data.sources={DATA[recipe]}", *SMALL.split()] if small else []
     words = [word for change in changes for word in ("--set", change)]
     with folder.with_suffix(".log").open("ab") as log:
@@ -167,24 +168,21 @@ def recipes(folder: Path) -> Works:
 
 def measured(name: str, form: str) -> str:
     """Return tokens per second of draws, but for the largest shape, and of training, and GB."""
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     sizes = dict(zip(SIZES.split(), SHAPES[name] if DEVICE == "cuda" else TINY, strict=True))
     with torch.device(DEVICE):
         base = Qwen3ForCausalLM(Qwen3Config(**sizes, eos_token_id=1, tie_word_embeddings=True))
     model, said = guides.FORMS[form](base if form == WHOLE else base.bfloat16())[0].eval(), []
-    asked, autocast = (
-        torch.randint(3, sizes["vocab_size"], (PROMPTS, PROMPT)).tolist(),
-        torch.autocast(DEVICE, torch.bfloat16),
-    )
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    asked = torch.randint(3, sizes["vocab_size"], (PROMPTS, PROMPT)).tolist()
+    autocast = torch.autocast(DEVICE, torch.bfloat16)
     if name != LARGEST:
         tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
-        engine = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE))
+        engine, drawn = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE)), list[list[Response]]()
         with autocast:
-            drawn = sum(len(response.token_ids) for response in engine.sample(asked[0], "p", range(K)))
-            seconds = guides.fastest(lambda: engine.sample(asked[0], "p", range(K)))
-        said.append(f"draws {drawn / seconds:,.0f} tokens/s")
+            seconds = guides.fastest(lambda: drawn.append(engine.sample(asked[0], "p", range(K))))
+        said.append(f"draws {sum(len(response.token_ids) for response in drawn[0]) / seconds:,.0f} tokens/s")
     responses = torch.randint(3, sizes["vocab_size"], (8 * PROMPTS, RESPONSE)).tolist()
     batch = PackedBatch.pack([asked[i // 8] for i in range(8 * PROMPTS)], responses).to(DEVICE)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-5)
