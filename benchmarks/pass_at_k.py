@@ -12,7 +12,7 @@ What is done is not repeated. Intervals: 95 %, over seeds and prompts. Twenty mi
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,13 +158,27 @@ def at_kl(law_PA: Array, base_PA: Array, nats: float) -> tuple[Array, float]:
     return scaled(factor)[0], factor
 
 
-def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> tuple[World, dict[str, Array]]:
-    """Train those of ``methods`` that are missing of a seed; return the law of each, from its file in ``laws``."""
+class Seed(NamedTuple):
+    """The ids of a seed's prompts, which answers are right, (P, A), and log π of all answers and all else by model."""
+
+    prompt_ids: Sequence[str]
+    right_PA: Array
+    laws: dict[str, Array]
+
+
+def train_offline(recipe: str, folder: Path, seed: int, policies: Mapping[str, str]) -> Path:
+    """Train a recipe's policies and further ones, and return the run directory."""
     root = folder / f"seed-{seed}"
-    more = [f"policies.{name}={policy}" for name, policy in OFFLINE.items() if name in methods]
+    more = [f"policies.{name}={policy}" for name, policy in policies.items()]
+    command = [sys.executable, "-m", "infalign", "run", recipe, "--until", "train"]
     changes = [f"run_dir={root}", f"seed={seed}", *more]
-    command = [sys.executable, "-m", "infalign", "run", "demo", "--until", "train"]
     subprocess.run(command + [word for change in changes for word in ("--set", change)], check=True)
+    return root
+
+
+def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> Seed:
+    """Train those of ``methods`` that are missing of a seed; return the law of each, from its file in ``laws``."""
+    root = train_offline("demo", folder, seed, {name: OFFLINE[name] for name in OFFLINE if name in methods})
     world, stored = World(root), root / "laws"
     stored.mkdir(exist_ok=True)
     for name in methods:
@@ -173,7 +187,8 @@ def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> tuple[World, dic
             model, notes = world.train_rival(rival, seed) if rival else (load_policy(world.models / name)[0], {})
             np.save(stored / f"{name}.npy", world.law(model))
             print(f"seed {seed}: {name} {notes}", flush=True)
-    return world, {name: np.load(stored / f"{name}.npy") for name in methods}
+    laws = {name: np.load(stored / f"{name}.npy") for name in methods}
+    return Seed([prompt_id(prompt) for prompt in world.test], world.right_PA, laws)
 
 
 def main() -> int:
@@ -181,21 +196,27 @@ def main() -> int:
     folder, *words = sys.argv[1:]
     numbers = [int(word) for word in words if word != "demo"]
     methods = ["reference", "aware", "ordinary", *([] if "demo" in words else [*OFFLINE, *ON_POLICY])]
+    print_tables(numbers, [laws_of(Path(folder), number, methods) for number in numbers], KLS)
+    return 0
+
+
+def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kls: Sequence[float]) -> None:
+    """Print pass@k as trained and at each KL, and the leads of `OURS`."""
+    methods = [*seeds[0].laws]
     rates = defaultdict[tuple[float | None, str, int], list[Trained]](list)  # by KL, method and k
     seconds = defaultdict[tuple[float | None, str], list[float]](list)  # KL as trained, or the factor to a KL
-    for number in numbers:
-        world, laws = laws_of(Path(folder), number, methods)
-        ids, base = [prompt_id(prompt) for prompt in world.test], laws["reference"]
-        for nats in (None, *KLS):
+    for ids, right_PA, laws in seeds:
+        base = laws["reference"]
+        for nats in (None, *kls):
             for name, law in laws.items():
                 second = float((np.exp(law) * (law - base)).sum(axis=1).mean())
                 if nats and name != "reference":
                     law, second = at_kl(law, base, nats)
                 seconds[nats, name].append(second)
-                right_P = (np.exp(law)[:, :-1] * world.right_PA).sum(axis=1)
+                right_P = (np.exp(law)[:, :-1] * right_PA).sum(axis=1)
                 for k in KS:
                     rates[nats, name, k].append(Trained(ids, 100.0 * (1.0 - (1.0 - right_P) ** k)))
-    for nats in (None, *KLS):
+    for nats in (None, *kls):
         title, second = (f"at {nats:g} nats", "log-ratio ×") if nats else ("as trained", "KL, nats")
         print(f"\n| {title} | {second} | {' | '.join(f'pass@{k}' for k in KS)} |")
         print("|---" * (2 + len(KS)) + "|")
@@ -217,7 +238,6 @@ def main() -> int:
                     f"{mean.mean:+.1f} ({mean.low:+.1f} to {mean.high:+.1f})",
                 ]
                 print(f"| {name} | {' | '.join(cells)} |")
-    return 0
 
 
 if __name__ == "__main__":

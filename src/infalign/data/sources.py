@@ -26,6 +26,9 @@ class Source(Settings):
     )
     size: Count | None = Field(None, description="number of questions for `reasoning_gym`")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of `reasoning_gym`")
+    examples: Annotated[int, Field(ge=0)] = Field(
+        0, description="number of other questions of `reasoning_gym`, with answers, before each one"
+    )
     config: dict[str, Any] = Field({}, description="for the `reasoning_gym` task, e.g. {max_terms: 3}")
     sums: Count | None = Field(None, description="number of exercises from the built-in arithmetic (`infalign.sums`)")
     limit: Count | None = Field(None, description="maximum number of rows to read")
@@ -40,8 +43,9 @@ class Source(Settings):
         origins = (self.path, self.hub, self.world, self.sums, self.reasoning_gym)
         if sum(origin is not None for origin in origins) != 1:
             raise ValueError("give exactly one of path, hub, world, sums, reasoning_gym")
-        if (self.reasoning_gym is None) != (self.size is None) or (self.size is None and (self.seed or self.config)):
-            raise ValueError("reasoning_gym requires size; size, seed and config are only for reasoning_gym")
+        of_task = self.seed or self.config or self.examples
+        if (self.reasoning_gym is None) != (self.size is None) or (self.size is None and of_task):
+            raise ValueError("reasoning_gym requires size; size, seed, examples and config are only for reasoning_gym")
         if self.limit is not None and (self.world or self.sums) is not None:
             raise ValueError("limit is for sources that are read; world and sums take their number of rows directly")
         return self
@@ -83,7 +87,13 @@ def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if source.hub is not None:
         return hub_rows(source.hub.found_in(folder))
     if source.reasoning_gym is not None:
-        return task_rows(source.reasoning_gym, size=source.size or 0, seed=source.seed, config=source.config)
+        return task_rows(
+            source.reasoning_gym,
+            size=source.size or 0,
+            seed=source.seed,
+            config=source.config,
+            examples=source.examples,
+        )
     return read_rows(Path(folder) / str(source.path))
 
 

@@ -6,13 +6,18 @@ from typing import Any
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
+from infalign.data.messages import Message, reply
 
 
-def task_rows(task: str, *, size: int, seed: int, config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def task_rows(
+    task: str, *, size: int, seed: int, config: Mapping[str, Any], examples: int = 0
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (where, row) of ``size`` questions of a task, with the columns prompt, answer and metadata.
 
-    The last two are what `infalign.rewards.checkers.reasoning_gym` needs. Raises ConfigError for a task or a ``config``
-    that reasoning-gym does not have, and for a task whose checker cannot read what is stored of a question.
+    The last two are what `infalign.rewards.checkers.reasoning_gym` needs. With ``examples``, as many other questions
+    and their answers are the turns before each one, other ones for each row, and no question comes twice. Raises
+    ConfigError for a task or a ``config`` that reasoning-gym does not have, and for a task whose checker cannot read
+    what is stored of a question.
     """
     try:
         import reasoning_gym
@@ -23,13 +28,25 @@ def task_rows(task: str, *, size: int, seed: int, config: Mapping[str, Any]) -> 
     if task not in DATASETS:
         raise ConfigError(f"reasoning-gym has no task {task}{did_you_mean(task, DATASETS, after='; ')}")
     try:
-        made = reasoning_gym.create_dataset(task, size=size, seed=seed, **config)
+        made = reasoning_gym.create_dataset(task, size=size * (1 + examples), seed=seed, **config)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(f"reasoning-gym cannot make {task} with config {dict(config)}: {error}") from error
-    for number, entry in enumerate(made):
-        row = {"prompt": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
+    asked = set[str]()
+    for number, (entry, *shown) in enumerate(zip(*[iter(made)] * (1 + examples), strict=True)):
         if number == 0:
             kept = json.loads(json.dumps(entry, default=str))
             if made.score_answer(entry["answer"], kept) != made.score_answer(entry["answer"], entry):
                 raise ConfigError(f"the checker of {task} needs data that JSON cannot store; use another task")
+        prompt = entry["question"]
+        if examples:
+            if prompt in asked:
+                continue
+            asked.add(prompt)
+            turns = [turn for one in shown for turn in (_user(one["question"]), reply(one["answer"]))]
+            prompt = [*turns, _user(prompt)]
+        row = {"prompt": prompt, "answer": entry["answer"], "metadata": entry["metadata"]}
         yield f"{task} {number} of reasoning-gym", row
+
+
+def _user(question: str) -> Message:
+    return {"role": "user", "content": question}

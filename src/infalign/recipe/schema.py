@@ -82,6 +82,8 @@ def explained(key: str) -> list[Key]:
     keys, wanted = all_keys(), tuple(key.split("."))
     found = [known for known in keys if _matches(wanted, known.path)]
     found += [known for known in keys if _matches(wanted, known.path[:-1])]
+    mappings = [known for known in keys if known.type == "mapping"]
+    found += [known for known in mappings if _matches(wanted[:-1], known.path)]  # any key may be in these
     if not found:
         *around, last = wanted
         anywhere = {known.path[-1]: known.name for known in reversed(keys)}
