@@ -253,6 +253,8 @@ def prepare_process(threads: int | None) -> None:
     """Silence the libraries, whose progress bars and notices would garble the display, and set the thread count."""
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
+        # A thread that waits for others spins, by default so long that it keeps them from working on a busy machine.
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     logging.getLogger().setLevel(logging.WARNING)
