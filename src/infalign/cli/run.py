@@ -101,8 +101,8 @@ Examples:
   infalign status runs/demo || infalign run demo
 
 done: made with the current settings and inputs. stale: made with others; the
-reason is shown. partial: unfinished; rerun to resume. missing: not begun. damaged: a file
-changed since; delete it and rerun.
+reason is shown. partial: unfinished; rerun to resume. missing: not begun.
+damaged: a file changed since; delete it and rerun.
 Changed library versions are shown but do not make anything stale.
 
 Exit codes: 0 if all is done, 4 if not. Only reads; safe during a run.

@@ -113,7 +113,7 @@ def settle(path: Path) -> list[Path]:
     return files
 
 
-def flaws(files: Mapping[str, Mapping[str, Any]], root: Path, since: int = -(2**63)) -> Iterator[str]:
+def flaws(files: Mapping[str, Mapping[str, Any]], root: Path, since: int = 0) -> Iterator[str]:
     """Yield how files differ from their `inventory`: ``model.safetensors has 10 of 90 bytes``.
 
     Only files whose ctime is at least ``since``, in nanoseconds, are hashed; of the others the size is compared.

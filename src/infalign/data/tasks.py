@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
-from infalign.data.messages import Message, reply
+from infalign.data.messages import reply
 
 
 def task_rows(
@@ -42,11 +43,7 @@ def task_rows(
             if prompt in asked:
                 continue
             asked.add(prompt)
-            turns = [turn for one in shown for turn in (_user(one["question"]), reply(one["answer"]))]
-            prompt = [*turns, _user(prompt)]
+            answered = [({"role": "user", "content": one["question"]}, reply(one["answer"])) for one in shown]
+            prompt = [*chain.from_iterable(answered), {"role": "user", "content": prompt}]
         row = {"prompt": prompt, "answer": entry["answer"], "metadata": entry["metadata"]}
         yield f"{task} {number} of reasoning-gym", row
-
-
-def _user(question: str) -> Message:
-    return {"role": "user", "content": question}

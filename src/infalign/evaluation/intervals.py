@@ -50,10 +50,8 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     if not _few_decide(lost):
         return found
     rng = np.random.default_rng(seed)
-    some, none = (
-        np.sort(lost[lost > 0.0]),
-        int((lost == 0.0).sum()),
-    )  # weights of those that are at the end come in one piece
+    some = np.sort(lost[lost > 0.0])
+    none = int((lost == 0.0).sum())  # the weights of those at the end come in one piece
     weighted = np.concatenate(
         [
             np.stack([weights @ some, weights.sum(axis=1)], axis=1)

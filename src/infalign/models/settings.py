@@ -145,7 +145,9 @@ class Compute(Settings):
     processes: Annotated[int, Field(ge=1, le=1024)] = Field(
         1, description="worker processes: for rollouts, and for models trained side by side (CPU)"
     )
-    threads: Count | None = Field(None, description="torch threads per process; default: torch decides")
+    threads: Count | None = Field(
+        None, description="torch threads per process; a step that runs alone has those of all; default: torch decides"
+    )
 
     def torch_device(self) -> str:
         """Return the torch device; ``auto`` is a GPU if there is one. Raises ConfigError for a missing one."""
