@@ -139,7 +139,9 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
 
     async def chat(request: Request) -> Response:
         desk.counts["requests"] += 1
-        body = parse_body(await body_of(request, max_bytes=max_bytes))
+        found = await body_of(request, max_bytes=max_bytes)
+        async with reading:  # thousands of turns take a while
+            body = await asyncio.to_thread(parse_body, found)
         procedure, seeded = desk.procedure(body.model), policy.draws.seeded
         if body.seed is not None and not seeded:
             raise ApiError(400, "samples of an engine at a URL cannot be reproduced; leave seed out", param="seed")

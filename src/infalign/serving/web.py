@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 from collections.abc import Mapping
@@ -67,5 +68,6 @@ def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) 
     """
     import uvicorn
 
+    gc.freeze()  # a whole collection would stop all requests for as long as it walks through torch's objects, .2 s
     with suppress(KeyboardInterrupt, StoppedError):
         uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
