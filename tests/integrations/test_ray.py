@@ -21,11 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from infalign.core.errors import ConfigError
-from infalign.integrations.ray import Actor, Part, on_cluster, parts_of
+from infalign.core.errors import ConfigError, DataError, InfalignError
+from infalign.integrations.ray import TRIES, Actor, Part, _cluster, on_cluster, parts_of
 from infalign.recipe.reading import load_recipe
 from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_shard
+from infalign.rewards.settings import RewardSource
 from infalign.sampling.engine import Response
 from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import draw_shard, shard_path
@@ -138,6 +139,41 @@ def test_an_error_of_an_actor_is_said_as_elsewhere(folder: Path) -> None:
     assert (code, "raised OSError in held.py, line 2: down" in err) == (1, True), err
 
 
+@on_ray
+def test_a_cluster_that_cannot_be_reached_is_named_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for a quarter of an hour."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert micro.infalign("run", "cluster.yaml", "--until", "data")[0] == 0
+    code, _, err = micro.infalign("run", "cluster.yaml", "--ray-actors", "2")
+    assert (code, "cannot reach or start Ray (ConnectionRefusedError" in err, "(127.0.0.1:1)" in err) == (4, True, True)
+
+
+@on_ray
+def test_sigterm_stays_ours_while_ray_runs() -> None:
+    """Ray's own handler ends the process with another exit code, and does not say how to resume."""
+    before = signal.getsignal(signal.SIGTERM)
+    with _cluster(1, 0, 2):
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--ray-actors 0", '"0" for --ray-actors. Must be >= 1'),
+        ("--ray-actors 2 --dry-run", "leave out --dry-run, --policy and --until"),
+        ("--ray-actors 2 --until train", "leave out --dry-run, --policy and --until"),
+        ("--ray-actors 2 --policy x", "leave out --dry-run, --policy and --until"),
+        ("--ray-actors 2 --ray-gpus 1.5", "a fraction below 1 or a whole number; found 1.5"),
+        ("--ray-gpus 1", "for the actors of --ray-actors; add it"),
+        ("--ray-cpus 4", "for the actors of --ray-actors; add it"),
+    ],
+)
+def test_no_option_is_ignored(words: str, said: str) -> None:
+    """A dry run, in particular, draws nothing."""
+    code, _, err = micro.infalign("run", "demo", *words.split())
+    assert (code, said in err) == (2, True), err
+
+
 @pytest.fixture
 def copied(calibrated_run: Path, tmp_path: Path) -> Run:
     """Return a copy of a run whose rollouts are drawn and scored, three prompts in each of four parts."""
@@ -156,8 +192,49 @@ def test_an_actor_draws_and_scores_what_the_run_did(copied: Run) -> None:
         if number == 0:
             drawn.unlink()
         assert part.missing(6) == [0]
-        assert Actor(copied, str(Path.cwd()))({"part": [number], "shard": [0]}) == {"kind": [""], "said": [""]}
+        assert Actor(copied, str(Path.cwd()), "job")({"part": [number], "shard": [0]}) == {"kind": [""], "said": [""]}
         assert [pq.read_table(path) for path in (drawn, scored)] == before
+
+
+def test_a_shard_in_which_actors_die_ends_the_job(copied: Run) -> None:
+    """After four processes; only the scores of that shard are missing then, and no other file is left."""
+    part, actor = parts_of(copied)[0], Actor(copied, str(Path.cwd()), "job")
+    shard_path(part.scores, 0).unlink()
+    actor.__dict__["reward"] = NamedReward(lambda prompts, responses: os._exit(7), "deadly", "deadly")
+    for _ in range(TRIES):
+        if (child := os.fork()) == 0:
+            actor({"part": [0], "shard": [0]})
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    said = actor({"part": [0], "shard": [0]})
+    assert said["kind"] == ["InfalignError"]
+    assert f"4 actors died while making {shard_path(part.scores, 0)}; if memory ran out, lower" in said["said"][0]
+    assert list(part.scores.iterdir()) == []
+
+
+def test_a_node_without_the_folder_is_told_by_its_path(copied: Run) -> None:
+    """Not by an error of Ray."""
+    said = Actor(copied, "/no/such/folder", "job")({"part": [0], "shard": [0]})
+    assert (said["kind"], "'/no/such/folder'" in said["said"][0]) == (["InfalignError"], True)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kind", "said"),
+    [
+        ("data/test_prompts.parquet", {}, DataError, "data/test_prompts.parquet is damaged"),
+        (None, {"reward": RewardSource(function="held.py:reward")}, ConfigError, "held.py"),
+    ],
+)
+def test_what_a_run_refuses_is_refused_before_anything_is_drawn(
+    copied: Run, name: str | None, changes: dict[str, Any], kind: type[InfalignError], said: str
+) -> None:
+    """A damaged output, from which shards would be drawn that look finished, and a reward that is not there."""
+    if name is not None:
+        path = copied.layout.root / name
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    rollout = copied.recipe.rollout.model_copy(update={"k": 8})
+    recipe = copied.recipe.model_copy(update={"rollout": rollout, **changes})
+    with pytest.raises(kind, match=said):
+        on_cluster(recipe, actors=1, gpus=0, cpus=None, console=Console(file=io.StringIO()))
 
 
 class Parrot:

@@ -55,7 +55,8 @@ def run(
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     ray_actors: Annotated[
-        int | None, Parameter(help="Sample and score rollouts with this many actors on a Ray cluster.")
+        int | None,
+        Parameter(help="Sample and score rollouts with this many actors on a Ray cluster.", validator=Number(gte=1)),
     ] = None,
     ray_gpus: Annotated[float, Parameter(help="GPUs per actor.", validator=Number(gte=0))] = 0,
     ray_cpus: Annotated[
@@ -63,6 +64,12 @@ def run(
     ] = None,
 ) -> None:
     """Run a recipe from data to report; finished work is not repeated."""
+    if ray_actors is None and (ray_gpus or ray_cpus is not None):
+        raise ConfigError("--ray-gpus and --ray-cpus are for the actors of --ray-actors; add it")
+    if ray_actors is not None and (dry_run or policy is not None or until not in ("score", "report")):
+        raise ConfigError("--ray-actors only samples and scores rollouts; leave out --dry-run, --policy and --until")
+    if ray_gpus > 1 and ray_gpus % 1:
+        raise ConfigError(f"--ray-gpus is a fraction below 1 or a whole number; found {ray_gpus:g}")
     if policy is not None:
         if dry_run or until != "report":
             raise ConfigError("--policy only measures one policy beside a run; leave out --dry-run and --until")

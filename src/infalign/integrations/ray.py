@@ -8,6 +8,8 @@ node still writes is the same shard under the same name. All nodes see the run d
 
 import logging
 import os
+import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,19 +17,19 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from rich.console import Console
 
 from infalign.core import errors
 from infalign.core.display import listed_names, say
-from infalign.core.errors import ConfigError, InfalignError, first_line
+from infalign.core.errors import ConfigError, InfalignError, PartialError, first_line
 from infalign.core.progress import ProgressDisplay
-from infalign.core.storage import listed, read_table
-from infalign.pipeline.pending import pending
-from infalign.pipeline.scheduler import begin
+from infalign.core.storage import listed, read_table, writing
+from infalign.pipeline.scheduler import Remaining, begin
 from infalign.pipeline.units import identify
-from infalign.pipeline.workers import Task, call
+from infalign.pipeline.workers import LESS_MEMORY, Task, call
 from infalign.recipe.settings import Recipe
 from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_shard
@@ -35,7 +37,9 @@ from infalign.sampling.engine import ConcurrentEngine, Engine
 from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, shard_path
 from infalign.steps.run import Run
-from infalign.steps.whole_run import do_units, open_run, units
+from infalign.steps.whole_run import do_units, open_run, units, write_recipe
+
+TRIES = 4  # of a shard whose actor dies, as when a node is lost; Ray would go on for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,10 @@ def parts_of(run: Run) -> list[Part]:
 
 
 class Actor:
-    """One engine and one reward of a run, which draw and score shards; the run's paths start in ``folder``."""
+    """One engine and one reward of a run, which do shards of one ``job``; the run's paths start in ``folder``."""
 
-    def __init__(self, run: Run, folder: str) -> None:
-        self.run, self.folder, self.kept = run, folder, ExitStack()
+    def __init__(self, run: Run, folder: str, job: str) -> None:
+        self.run, self.folder, self.job, self.kept = run, folder, job, ExitStack()
         self.parts, self.scorer = parts_of(run), run.scorer("reward")
         self.prompts = cache(lambda part: self.parts[part].table.read())
 
@@ -90,7 +94,6 @@ class Actor:
 
         An error is returned, because Ray would raise another one, without its cause.
         """
-        os.chdir(self.folder)
         part, shard = (int(batch[name][0]) for name in ("part", "shard"))
         kind = said = ""
         try:
@@ -117,18 +120,26 @@ class Actor:
 
     def do(self, number: int, shard: int) -> None:
         """Draw and score what of a shard is not there."""
+        os.chdir(self.folder)
         part, prompts = self.parts[number], self.prompts(number)
         drawn, scored = (shard_path(folder, shard) for folder in (part.rollouts, part.scores))
-        if not drawn.exists():
-            asked = prompts.asked()[shard * SHARD_PROMPTS : (shard + 1) * SHARD_PROMPTS]
-            draw_shard(self.engine, asked, self.run.recipe.rollout.k, drawn)
-        if not scored.exists():
-            table = read_table(drawn, ["prompt_id", "text", "columns"])
-            # The run may have numbered its shards otherwise.
-            conversation_of = dict(zip(prompts.prompt_ids, prompts.conversations, strict=True))
-            conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
-            rows = Batch(conversations, listed(table, "text"), listed(table, "columns"))
-            score_shard(scored, self.reward, rows)
+        begun = scored.with_name(f".{self.job}-{scored.name}")  # one byte for each process that died in the shard
+        with ExitStack() as at_end:
+            at_end.callback(begun.unlink, missing_ok=True)
+            with writing(begun), begun.open("a") as file:
+                file.write(".")
+            if begun.stat().st_size > TRIES:
+                raise InfalignError(f"{TRIES} actors died while making {scored}; if memory ran out, {LESS_MEMORY}")
+            if not drawn.exists():
+                asked = prompts.asked()[shard * SHARD_PROMPTS : (shard + 1) * SHARD_PROMPTS]
+                draw_shard(self.engine, asked, self.run.recipe.rollout.k, drawn)
+            if not scored.exists():
+                table = read_table(drawn, ["prompt_id", "text", "columns"])
+                # The run may have numbered its shards otherwise.
+                conversation_of = dict(zip(prompts.prompt_ids, prompts.conversations, strict=True))
+                conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
+                rows = Batch(conversations, listed(table, "text"), listed(table, "columns"))
+                score_shard(scored, self.reward, rows)
 
 
 def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:
@@ -137,20 +148,23 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
     Ray is a cluster that it finds, as by RAY_ADDRESS, or one that is started here with ``cpus`` logical CPUs. Raises
     ConfigError if what rollouts need is not done, or the cluster is too small.
     """
-    with open_run(recipe) as run:
-        wanted = units(run, until="score")
-        by_name, found, todo = {unit.name: unit for unit in wanted}, identify(wanted), pending(wanted, run.layout.root)
-        if before := [name for name in todo if by_name[name].stage not in ("rollout", "score")]:
+
+    def sample(remaining: Remaining) -> None:
+        by_name, found = {unit.name: unit for unit in remaining.units}, identify(remaining.units)
+        if before := [name for name in remaining.todo if by_name[name].stage not in ("rollout", "score")]:
             raise ConfigError(
                 f"{listed_names(before)} must be done before sampling on a cluster; run `infalign run RECIPE "
                 "--until reward-model` first"
             )
-        if todo:
+        if remaining.todo:
             with _cluster(actors, gpus, cpus):
-                for name in todo:
-                    begin(run.layout.root, by_name[name], found[name].base)
+                for name in remaining.todo:
+                    begin(remaining.root, by_name[name], found[name].base)
                 _draw(run, actors, gpus, console)
-        do_units(run, wanted, until="score", console=console)
+
+    with open_run(recipe) as run:
+        write_recipe(recipe, run.layout.root)
+        do_units(run, units(run, until="score"), until="score", console=console, before_units=sample)
     return run.layout.root
 
 
@@ -170,7 +184,7 @@ def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     done = ray.data.from_items(shards, override_num_blocks=len(shards)).map_batches(
         Actor,
-        fn_constructor_args=(run, str(Path.cwd())),
+        fn_constructor_args=(run, str(Path.cwd()), uuid4().hex),
         compute=ray.data.ActorPoolStrategy(size=min(actors, len(shards))),
         batch_size=1,
         num_cpus=1,
@@ -190,16 +204,26 @@ def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
 
 @contextmanager
 def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
-    """Connect to Ray for as long as the block runs. Raises ConfigError without Ray, or with too small a cluster."""
+    """Connect to Ray for as long as the block runs.
+
+    Raises ConfigError without Ray or with too small a cluster, PartialError if Ray cannot be reached or started.
+    """
     try:
         import ray
         import ray.data
     except ImportError as error:
         raise ConfigError(f"sampling on a cluster needs Ray ({error}); pip install 'infalign[ray]'") from error
+    address, on_signal = os.environ.get("RAY_ADDRESS", ""), signal.getsignal(signal.SIGTERM)
+    host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
+        if port.isdigit():  # Ray itself would try a closed port for a quarter of an hour
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(num_cpus=cpus, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-    except (ValueError, ConnectionError) as error:  # such as --cpus for a cluster that is there
-        raise ConfigError(f"cannot reach or start Ray ({first_line(error)})") from error
+    except Exception as error:
+        kind = ConfigError if isinstance(error, ValueError) else PartialError  # such as --ray-cpus for a cluster
+        cure = f"start it, or correct RAY_ADDRESS ({address or 'not set'}) or --ray-cpus, and rerun"
+        raise kind(f"cannot reach or start Ray ({first_line(error)}); {cure}") from error
+    signal.signal(signal.SIGTERM, on_signal)  # Ray's handler would end this process without a word
     try:
         there = ray.cluster_resources()
         # Without a CPU for what reads the list of shards, Ray Data would wait for ever.

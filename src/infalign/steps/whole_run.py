@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
@@ -139,11 +139,18 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
         yield found
 
 
-def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) -> None:
+def do_units(
+    run: Run,
+    wanted: Sequence[Unit],
+    *,
+    until: str,
+    console: Console,
+    before_units: Callable[[Remaining], None] = lambda _: None,
+) -> None:
     """Do the units that are not done yet; a distributed run does only those of stage ``until``.
 
-    Warnings about a result are printed below it, each once. Raises InfalignError for a worthless result, also of an
-    earlier run.
+    ``before_units`` is called once all is checked. Warnings about a result are printed below it, each once. Raises
+    InfalignError for a worthless result, also of an earlier run.
     """
     recipe, remaining = run.recipe, Remaining.of(wanted, run.layout.root)
     check_distributed(remaining, until)
@@ -179,6 +186,7 @@ def do_units(run: Run, wanted: Sequence[Unit], *, until: str, console: Console) 
 
     at_once = 1 if processes() > 1 else recipe.compute.processes
     workers = Workers(at_once, recipe.compute.threads)
+    before_units(remaining)
     run_units(remaining, workers, console=console, versions=versions(), after_unit=after_unit)
 
 
