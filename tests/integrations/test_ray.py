@@ -156,6 +156,23 @@ def test_sigterm_stays_ours_while_ray_runs() -> None:
         assert signal.getsignal(signal.SIGTERM) == before
 
 
+@on_ray
+def test_gpus_on_two_nodes_are_not_for_one_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of one GPU have two, but an actor that needs two would wait for ever."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1})
+    try:
+        cluster.add_node(num_cpus=1, num_gpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        with pytest.raises(ConfigError, match="needs 2 GPUs of one node"), _cluster(1, 2, None):
+            pass
+        with _cluster(2, 1, None):
+            pass
+    finally:
+        cluster.shutdown()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

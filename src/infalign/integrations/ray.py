@@ -204,10 +204,7 @@ def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
 
 @contextmanager
 def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
-    """Connect to Ray for as long as the block runs.
-
-    Raises ConfigError without Ray or with too small a cluster, PartialError if Ray cannot be reached or started.
-    """
+    """Connect to Ray for as long as the block runs. Raises ConfigError if it is not installed or too small."""
     try:
         import ray
         import ray.data
@@ -233,6 +230,8 @@ def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
                     f"{actors} actors need {needed:g} {what}s, but Ray has {there.get(what, 0.0):g}; lower "
                     "--ray-actors or use a larger cluster"
                 )
+        if all(node["Resources"].get("GPU", 0.0) < gpus for node in ray.nodes() if node["Alive"]):
+            raise ConfigError(f"an actor needs {gpus:g} GPUs of one node, but no node has as many; lower --ray-gpus")
         yield
     finally:
         ray.shutdown()
