@@ -211,8 +211,10 @@ def _cluster(actors: int, gpus: float, cpus: int | None) -> Iterator[None]:
     except ImportError as error:
         raise ConfigError(f"sampling on a cluster needs Ray ({error}); pip install 'infalign[ray]'") from error
     address, on_signal = os.environ.get("RAY_ADDRESS", ""), signal.getsignal(signal.SIGTERM)
-    host, _, port = address.rpartition("://")[2].rpartition(":")
+    host, _, port = address.rpartition(":")
     try:
+        if address.startswith("ray://"):
+            raise ValueError("Ray Data works on a node of the cluster, not through ray://")
         if port.isdigit():  # Ray itself would try a closed port for a quarter of an hour
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(num_cpus=cpus, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
