@@ -67,13 +67,13 @@ def count(steps: int, *, on_progress: OnProgress) -> int:
     return steps
 
 
-def run(work: list[Task], processes: int, console: Console | None = None) -> dict[str, Any]:
+def run(work: list[Task], processes: int, console: Console | None = None, needed: str = "infalign") -> dict[str, Any]:
     """Run jobs and return their results by name, in the order in which they were done."""
     results: dict[str, Any] = {}
     with ProgressDisplay(console or Console(file=io.StringIO())) as display:
         run_tasks(
             work,
-            Workers(processes, 1),
+            Workers(processes, 1, needed),
             display=display,
             on_done=lambda name, result, seconds: results.update({name: result}),
         )
@@ -105,6 +105,21 @@ def test_with_one_process_everything_runs_here_in_order(tmp_path: Path) -> None:
     done = run([job("b", stamp, tmp_path, "b", 0.0, needs=("a",)), job("a", stamp, tmp_path, "a", 0.0)], 1)
     assert list(done) == ["a", "b"]
     assert (tmp_path / "a").read_text() == str(os.getpid())
+
+
+def test_an_idle_worker_imports_what_later_tasks_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first task runs, an idle worker imports, which then does the second."""
+    (tmp_path / "heavy.py").write_text(f"import os\nopen({str(tmp_path / 'imported')!r}, 'x').write(str(os.getpid()))")
+    monkeypatch.syspath_prepend(tmp_path)
+    run(
+        [
+            job("first", meet, tmp_path, "first", "imported"),
+            job("second", stamp, tmp_path, "second", 0.0, needs=("first",)),
+        ],
+        2,
+        needed="heavy",
+    )
+    assert (tmp_path / "imported").read_text() == (tmp_path / "second").read_text() != (tmp_path / "first").read_text()
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -50,7 +51,7 @@ PAIRS = (  # the prompt, two answers, the columns that prefer one of them, and w
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Example:
     """A prompt with a chosen and a rejected reply, with one demonstrated reply, or alone.
 
@@ -64,12 +65,12 @@ class Example:
     where: str
     columns: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def prompt_id(self) -> str:
         """Return the identity of the whole prompt."""
         return prompt_id(self.prompt)
 
-    @property
+    @cached_property
     def group(self) -> str:
         """Return the identity of the first user turn, which conversations with one start share.
 

@@ -9,8 +9,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from importlib import import_module
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -42,10 +44,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How many processes work at a time, and how many threads torch has in each; None lets torch decide."""
+    """How many processes work at a time, and how many threads torch has in each; None lets torch decide.
+
+    A process without a task imports ``needed``, the module whose libraries take seconds to import.
+    """
 
     processes: int
     threads: int | None
+    needed: str = "infalign"
 
     def threads_of(self, task: Task) -> int | None:
         """Return the number of threads for a task."""
@@ -88,13 +94,16 @@ def run_tasks(
             done(name, *call(by_name[name], on_progress, workers.threads_of(by_name[name])))
             order.done(name)
         return
-    with _Pool() as pool:
+    left = len(tasks)
+    with _Pool(workers) as pool:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=position)
             while ready and len(pool.busy) < workers.processes:
                 task = by_name[ready.pop(0)]
                 display.start(task.name)
-                pool.start(task, workers.threads_of(task))
+                pool.start(task)
+            if len(pool.busy) < min(left, workers.processes):
+                pool.idle()
             for name, message in pool.messages():
                 match message:
                     case ("progress", *numbers):
@@ -102,6 +111,7 @@ def run_tasks(
                     case ("done", result, seconds):
                         done(name, result, seconds)
                         order.done(name)
+                        left -= 1
 
 
 class _Pool:
@@ -110,7 +120,8 @@ class _Pool:
     Each worker has its own pipe and shares nothing: no semaphore can leak, and a closed pipe tells which worker died.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self._processes: dict[Connection, BaseProcess] = {}
         self.busy: dict[Connection, str] = {}
 
@@ -118,30 +129,31 @@ class _Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection, process in self._processes.items():
-            if connection in self.busy:
-                process.terminate()
-            else:
-                connection.close()
+        for process in self._processes.values():
+            process.terminate()
         deadline = time.monotonic() + STOP_WITHIN
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
 
-    def start(self, task: Task, threads: int | None) -> None:
+    def idle(self) -> Connection:
+        """Return the idle worker that was started last, which has imported most, or a new one."""
+        return next((c for c in reversed(self._processes) if c not in self.busy), None) or self._new()
+
+    def start(self, task: Task) -> None:
         """Give the task to an idle worker or to a new one."""
-        connection = next((c for c in self._processes if c not in self.busy), None) or self._new()
+        connection = self.idle()
         self.busy[connection] = task.name
         try:
-            connection.send((task, threads))
+            connection.send((task, self._workers.threads_of(task)))
         except OSError:
             raise self._died(connection) from None
 
     def _new(self) -> Connection:
         context = get_context("spawn")  # a fork would copy locks that torch's threads hold
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs,), daemon=True)
+        process = context.Process(target=_work, args=(theirs, self._workers), daemon=True)
         # Ctrl-C reaches the whole process group; a worker that starts leaves it to us, until it ignores it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -178,8 +190,8 @@ class _Pool:
         return InfalignError(f"the worker process of {name} ended ({ending}); if it ran out of memory, {LESS_MEMORY}")
 
 
-def _work(connection: Connection) -> None:
-    """Run tasks one after the other until the parent closes the pipe, dies or stops this process."""
+def _work(connection: Connection, workers: Workers) -> None:
+    """Run tasks one after the other until the parent dies or stops this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which was held back so far; the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _stop)
@@ -198,8 +210,12 @@ def _work(connection: Connection) -> None:
         except OSError:  # the parent process has died
             sys.exit(1)
 
+    prepare_process(workers.threads)
     while True:
         try:
+            if not connection.poll():
+                with suppress(Exception):  # which the task that needs it reports
+                    import_module(workers.needed)
             task, threads = connection.recv()
         except (EOFError, ConnectionResetError):
             return

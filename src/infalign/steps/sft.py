@@ -52,7 +52,7 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
     else:
         model, _ = load_policy(str(policy.model), device=target.compute.torch_device())
     found = demonstrations(tokenizer, examples)
-    rows = found.select([place for place, length in enumerate(found["length"]) if length <= policy.fit.max_length])
+    rows = found.select([place for place, length in enumerate(found["length"][:]) if length <= policy.fit.max_length])
     if not rows:
         raise DataError(
             f"all {len(found)} demonstrations exceed {policy.fit.max_length} tokens; raise policy.fit.max_length"
@@ -63,7 +63,7 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
     return {
         "rows": len(rows),
         "rows_too_long": len(found) - len(rows),
-        "rows_rendered_otherwise": len(rows) - sum(rows["is_rendered"]),
+        "rows_rendered_otherwise": len(rows) - sum(rows["is_rendered"][:]),
         "history": history,
         "loss": float(last_loss),
     }
