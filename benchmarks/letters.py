@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pass_at_k import Seed, print_tables, train_offline
+from pass_at_k import SERVED, Seed, at_kl, print_tables, train_offline
+from seeds import Trained, over_seeds
 
 from infalign.models.packed import packed_batches, packing
 from infalign.models.pretrained import load_policy
@@ -26,6 +27,7 @@ OFFLINE = {
     "bon-sft": f"{{solver: bon-sft, n: 8, {GUIDE}}}",
 }
 METHODS = ("aware", "ordinary", *OFFLINE)
+KINDS = {"1": range(1, 2), "2": range(2, 3), "3 or more": range(3, 100)}  # of prompts, by their answer
 
 
 @torch.no_grad()
@@ -60,7 +62,33 @@ def laws_of(folder: Path, seed: int) -> Seed:
     return Seed(asked.prompt_ids, found.pop("right"), found)
 
 
+def print_by_answer(folder: Path, numbers: list[int], seeds: list[Seed], nats: float) -> None:
+    """Print pass@1 and pass@N at a KL for prompts with a small and with a large answer."""
+    print(f"\n| at {nats:g} nats, answer | prompts | pass@k | reference | aware | ordinary |\n" + "|---" * 6 + "|")
+    asked = [
+        PromptTable(folder / f"seed-{number}" / "data" / "test_prompts.parquet", PROMPTS).read() for number in numbers
+    ]
+    answers = [np.array([int(json.loads(columns)["answer"]) for columns in each.columns]) for each in asked]
+    for kind, values in KINDS.items():
+        chosen = [np.flatnonzero(np.isin(answer_P, values)) for answer_P in answers]
+        for k in (1, SERVED):
+            cells = []
+            for name in ("reference", "aware", "ordinary"):
+                found = []
+                for (ids, right_PA, laws), rows in zip(seeds, chosen, strict=True):
+                    base = laws["reference"]
+                    law = base if name == "reference" else at_kl(laws[name], base, nats)[0]
+                    right_P = (np.exp(law)[:, :-1] * right_PA).sum(axis=1)[rows]
+                    found.append(Trained([ids[row] for row in rows.tolist()], 100.0 * (1.0 - (1.0 - right_P) ** k)))
+                e = over_seeds(found)
+                cells.append(f"{e.mean:.1f} ± {max(e.high - e.mean, e.mean - e.low):.1f}")
+            mean = np.mean([rows.size for rows in chosen])
+            print(f"| {kind} | {mean:.0f} | {k} | {' | '.join(cells)} |")
+
+
 if __name__ == "__main__":
     folder, *seeds = sys.argv[1:]
     numbers = [int(seed) for seed in seeds]
-    print_tables(numbers, [laws_of(Path(folder), number) for number in numbers], KLS)
+    laws = [laws_of(Path(folder), number) for number in numbers]
+    print_tables(numbers, laws, KLS)
+    print_by_answer(Path(folder), numbers, laws, KLS[1])
