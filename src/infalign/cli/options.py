@@ -1,9 +1,10 @@
 """Options that several commands share, and the functions that read them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from infalign.cli import completion
@@ -14,6 +15,16 @@ from infalign.recipe.built_in import ENDINGS, built_in
 if TYPE_CHECKING:
     from infalign.recipe.settings import Recipe
 
+
+def _whole(_: type, tokens: Sequence[Token]) -> int:
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"it takes a whole number; found {text!r}") from None
+
+
+WHOLE = Parameter(converter=_whole)  # cyclopts alone would read 1.5 as 2
 RecipePath = Annotated[
     str,
     Parameter(
@@ -28,7 +39,7 @@ SkipInvalid = Annotated[bool, Parameter(help="Skip invalid rows; count and list 
 DryRun = Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, and stop.")]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.")]
 Host = Annotated[str, Parameter(help="The address to listen on.")]
-Port = Annotated[int, Parameter(help="The port to listen on.", validator=Number(gte=1, lte=65535))]
+Port = Annotated[int, WHOLE, Parameter(help="The port to listen on.", validator=Number(gte=1, lte=65535))]
 BaseName = Annotated[str | None, Parameter(help="How the base policy is served, if not the same way.")]
 KLBudgets = Annotated[str | None, Parameter(help="In nats, separated by commas; default: 0.5,1 (see below).")]
 

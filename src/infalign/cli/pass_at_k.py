@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import AsJson
+from infalign.cli.options import WHOLE, AsJson
 from infalign.cli.output import open_console, print_json
 
 PASS_AT_K_EPILOGUE = """\
@@ -28,7 +28,7 @@ def pass_at_k(
     metric: Annotated[list[str], Parameter(help="pass@8, pass^4, maj@5, avg@16. Repeatable.")] | None = None,
     threshold: Annotated[float | None, Parameter(help="A response with at least this reward is right.")] = None,
     confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
-    seed: Annotated[int, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure pass@k, pass^k and majority votes on a table of responses."""

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infalign.cli.completion import recipes_and_runs
-from infalign.cli.options import AsJson, DryRun, Overrides, SkipInvalid, read_recipe, read_run_or_recipe
+from infalign.cli.options import WHOLE, AsJson, DryRun, Overrides, SkipInvalid, read_recipe, read_run_or_recipe
 from infalign.cli.output import open_console, print_json
 from infalign.core.errors import ConfigError, PartialError
 from infalign.recipe.built_in import built_in
@@ -56,11 +56,12 @@ def run(
     dry_run: DryRun = False,
     ray_actors: Annotated[
         int | None,
+        WHOLE,
         Parameter(help="Sample and score rollouts with this many actors on a Ray cluster.", validator=Number(gte=1)),
     ] = None,
     ray_gpus: Annotated[float, Parameter(help="GPUs per actor.", validator=Number(gte=0))] = 0,
     ray_cpus: Annotated[
-        int | None, Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2))
+        int | None, WHOLE, Parameter(help="Logical CPUs of a Ray that is started here.", validator=Number(gte=2))
     ] = None,
 ) -> None:
     """Run a recipe from data to report; finished work is not repeated."""

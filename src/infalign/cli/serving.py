@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from infalign.cli.completion import runs
-from infalign.cli.options import Host, Port
+from infalign.cli.options import WHOLE, Host, Port
 from infalign.cli.output import open_console
 from infalign.core.display import plain_table, printable, say
 from infalign.core.errors import ConfigError, DataError
@@ -78,7 +78,7 @@ def generate(
         Path | None, Parameter(name="--input", help="A file of prompts, instead of standard input.")
     ] = None,
     all_: Annotated[bool, Parameter(name="--all", help="Show every response with its rank and reward.")] = False,
-    seed: Annotated[int, Parameter(help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of the sampling.")] = 0,
     reward: RewardSpec = None,
     answer: AnswerSpec = None,
     engine_url: EngineUrl = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from infalign.cli.options import AsJson, BaseName, new_file
+from infalign.cli.options import WHOLE, AsJson, BaseName, new_file
 from infalign.cli.output import open_console, print_json
 from infalign.core.display import heading, percent, plain_table, say
 from infalign.core.errors import ConfigError, InfalignError
@@ -119,7 +119,7 @@ def choose(
     *,
     procedure: ProcedureName,
     kl: Annotated[float, Parameter(help="KL budget in nats.")],
-    rollouts: Annotated[int | None, Parameter(help="K, the number of reference rollouts per prompt.")] = None,
+    rollouts: Annotated[int | None, WHOLE, Parameter(help="K, the number of reference rollouts per prompt.")] = None,
     base: BaseName = None,
     judged: Annotated[
         Path | None, Parameter(help="Base responses with reward and judge_reward: win by the judge.")

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import AsJson, BaseName
+from infalign.cli.options import WHOLE, AsJson, BaseName
 from infalign.cli.output import open_console, print_json
 
 WIN_RATE_EPILOGUE = """\
@@ -30,7 +30,7 @@ def win_rate(
     base_procedure: BaseName = None,
     common_prompts: Annotated[bool, Parameter(help="Leave out prompts of only one table.")] = False,
     confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
-    seed: Annotated[int, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure inference-time win rates on two tables of rewards."""
