@@ -2,8 +2,8 @@
 
 For each seed: the reference, rollouts and policies of the recipe `smollm2-letters`, and those of `OFFLINE` besides. A
 response is one token, and guides tell the reference's 128 likeliest tokens apart, so the law over these and all others
-as one class is exact, and with it pass@k and KL on 200 held-out prompts. Tables as of `pass_at_k.py`, also of the KLs.
-What is done is not repeated.
+as one class is exact, and with it pass@k and KL on 200 held-out prompts. Tables as of `pass_at_k.py`, and one by
+how large the answer is. What is done is not repeated.
 """
 
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pass_at_k import SERVED, Seed, at_kl, print_tables, train_offline
-from seeds import Trained, over_seeds
+from pass_at_k import SERVED, Seed, at_kl, cell, print_tables, train_offline
+from seeds import Trained
 
 from infalign.models.packed import packed_batches, packing
 from infalign.models.pretrained import load_policy
@@ -80,8 +80,7 @@ def print_by_answer(folder: Path, numbers: list[int], seeds: list[Seed], nats: f
                     law = base if name == "reference" else at_kl(laws[name], base, nats)[0]
                     right_P = (np.exp(law)[:, :-1] * right_PA).sum(axis=1)[rows]
                     found.append(Trained([ids[row] for row in rows.tolist()], 100.0 * (1.0 - (1.0 - right_P) ** k)))
-                e = over_seeds(found)
-                cells.append(f"{e.mean:.1f} ± {max(e.high - e.mean, e.mean - e.low):.1f}")
+                cells.append(cell(found))
             mean = np.mean([rows.size for rows in chosen])
             print(f"| {kind} | {mean:.0f} | {k} | {' | '.join(cells)} |")
 

@@ -223,6 +223,12 @@ def main() -> int:
     return 0
 
 
+def cell(seeds: Sequence[Trained]) -> str:
+    """Return the mean over seeds with the larger half of its interval."""
+    found = over_seeds(seeds)
+    return f"{found.mean:.1f} ± {max(found.high - found.mean, found.mean - found.low):.1f}"
+
+
 def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kls: Sequence[float]) -> None:
     """Print pass@k as trained and at each KL, and the leads of `OURS`."""
     methods = [*seeds[0].laws]
@@ -245,8 +251,7 @@ def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kls: Sequence[fl
         print(f"\n| {title} | {second} | {' | '.join(f'pass@{k}' for k in KS)} |")
         print("|---" * (2 + len(KS)) + "|")
         for name in (name for kl, name in seconds if kl == nats):
-            found = [over_seeds(rates[nats, name, k]) for k in KS]
-            cells = [f"{e.mean:.1f} ± {max(e.high - e.mean, e.mean - e.low):.1f}" for e in found]
+            cells = [cell(rates[nats, name, k]) for k in KS]
             print(f"| {name} | {np.mean(seconds[nats, name]):.3f} | {' | '.join(cells)} |")
         for ours in (name for name in OURS if nats and name in methods):
             print(f"\n| pass@{SERVED} of {ours} over, {title} | {' | '.join(f'seed {n}' for n in numbers)} | mean |")

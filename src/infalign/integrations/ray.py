@@ -124,8 +124,7 @@ class Actor:
         part, prompts = self.parts[number], self.prompts(number)
         drawn, scored = (shard_path(folder, shard) for folder in (part.rollouts, part.scores))
         begun = scored.with_name(f".{self.job}-{scored.name}")  # one byte for each process that died in the shard
-        with ExitStack() as at_end:
-            at_end.callback(begun.unlink, missing_ok=True)
+        try:
             with writing(begun), begun.open("a") as file:
                 file.write(".")
             if begun.stat().st_size > TRIES:
@@ -140,6 +139,8 @@ class Actor:
                 conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
                 rows = Batch(conversations, listed(table, "text"), listed(table, "columns"))
                 score_shard(scored, self.reward, rows)
+        finally:
+            begun.unlink(missing_ok=True)
 
 
 def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:

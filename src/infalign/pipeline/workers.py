@@ -94,16 +94,15 @@ def run_tasks(
             done(name, *call(by_name[name], on_progress, workers.threads_of(by_name[name])))
             order.done(name)
         return
-    left = len(tasks)
     with _Pool(workers) as pool:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=position)
             while ready and len(pool.busy) < workers.processes:
-                task = by_name[ready.pop(0)]
+                task = by_name.pop(ready.pop(0))
                 display.start(task.name)
                 pool.start(task)
-            if len(pool.busy) < min(left, workers.processes):
-                pool.idle()
+            if by_name and len(pool.busy) < workers.processes:
+                pool.idle()  # it imports what the tasks that are left need
             for name, message in pool.messages():
                 match message:
                     case ("progress", *numbers):
@@ -111,7 +110,6 @@ def run_tasks(
                     case ("done", result, seconds):
                         done(name, result, seconds)
                         order.done(name)
-                        left -= 1
 
 
 class _Pool:
