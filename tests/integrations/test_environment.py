@@ -1,5 +1,6 @@
 """The reward that the environment names: one core for all frameworks, and its errors."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,20 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import retries
 import torch
 from datasets import Dataset
 from faults.server import RewardServer
+from listening import listening
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import prompt_id
 from infalign.integrations import environment as source
+from infalign.integrations import openrlhf, verl
 from infalign.integrations import trl as adapter
-from infalign.integrations import verl
-from infalign.integrations.environment import score
+from infalign.integrations.environment import from_environment, score
+from infalign.integrations.server import app
+from infalign.rewards import base as rewards
 from infalign.rewards.classifier import ClassifierReward
 from infalign.world import gold
 
@@ -104,14 +109,88 @@ def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, fo
         assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-def test_special_tokens_in_a_completion_reach_the_reward(environment: pytest.MonkeyPatch, folder: Path) -> None:
-    """TRL leaves them out of its texts; BOS, EOS and padding are left out here, too."""
-    seen: list[str] = []
-    environment.setattr(adapter, "from_environment", lambda: lambda _, completions, *more: seen.extend(completions))
+def test_special_tokens_in_a_completion_reach_the_reward(
+    environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    """TRL leaves them out of its texts; BOS, EOS and padding are left out here, too.
+
+    A function of TRL's form gets completions and ids as TRL has them.
+    """
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "def ours(responses):\n    return Path(__file__).with_name('ours').write_text(repr(responses)) and [0.0]\n"
+        "def trl(completions, completion_ids):\n"
+        "    return Path(__file__).with_name('trl').write_text(repr((completions, completion_ids))) and [0.0]\n"
+    )
     environment.setenv("INFALIGN_TOKENIZER", str(folder))
     ids = AutoTokenizer.from_pretrained(folder)("Knead <|user|> it.<|end|><|pad|>")["input_ids"]
-    adapter.reward([PROMPT], ["Knead  it."], [REFERENCES], completion_ids=[ids])
-    assert seen == ["Knead <|user|> it."]
+    said = [{"role": "assistant", "content": "Knead  it."}]
+    for form, expected in (("ours", ["Knead <|user|> it."]), ("trl", ([said], [ids]))):
+        environment.setenv("INFALIGN_REWARD", f"{tmp_path / 'mine.py'}:{form}")
+        source._loaded.cache_clear()
+        adapter.reward([PROMPT], [said], [REFERENCES], completion_ids=[ids], trainer_state=object())
+        assert (tmp_path / form).read_text() == repr(expected)
+
+
+FORMS = """
+def ours(prompts, responses, answer, extra_info):
+    return [len(r) + 10 * int(a) + 100 * e["level"] for r, a, e in zip(responses, answer, extra_info)]
+
+def trl(prompts, completions, answer, extra_info, log_extra, **columns):
+    assert columns.keys().isdisjoint({"responses", "solution_str"})
+    return ours(prompts, [said[0]["content"] for said in completions], answer, extra_info)
+
+def verl(data_source, solution_str, ground_truth, extra_info):
+    assert data_source == "sums"
+    return {"score": ours([""], [solution_str], [ground_truth], [extra_info])[0]}
+"""
+
+
+@pytest.mark.parametrize("form", ["ours", "trl", "verl"])
+def test_a_function_gets_from_every_adapter_what_it_gets_in_a_run(
+    environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path, form: str
+) -> None:
+    """Columns of an exported row reach it by name, other than those by whose name it gets something else."""
+    (tmp_path / "mine.py").write_text(FORMS)
+    environment.setenv("INFALIGN_REWARD", f"{tmp_path / 'mine.py'}:{form}")
+    environment.setenv("INFALIGN_TOKENIZER", str(folder))
+    known = {"data_source": "sums", "answer": "5", "reward_model": {"ground_truth": "5"}, "extra_info": {"level": 2}}
+    columns = json.dumps(known | {"responses": ["old"], "prompts": "old", "solution_str": "old", "log_metric": "old"})
+    exported = ([{"role": "user", "content": "2 + 3?"}], None, [0.0, 153.0, 254.0], columns)
+    run = from_environment().reward
+    (expected,) = rewards.score(run, [exported[0]], ["five"], columns=[columns], name="mine")
+    assert expected == 254.0
+
+    named = {name: [value] for name, value in adapter.row(*exported).items() if name != "prompt"}
+    logged: dict[str, float] = {}
+    adapter.reward([exported[0]], ["five"], **named | {"columns": [columns]}, log_metric=logged.__setitem__)
+    row = verl.row(*exported)
+    truth = row["reward_model"]["ground_truth"]
+    label = openrlhf.row(*exported)["label"]
+    rendered = "<|user|>2 + 3?<|end|><|assistant|>"
+    with listening(app(from_environment(), None)) as url:
+        body = {"prompt": rendered, "response": "five", "label": label}
+        served = httpx2.post(f"{url}/get_reward", json=body).raise_for_status().json()
+    found = (
+        logged["reward_model"],
+        verl.compute_score(row["data_source"], "five", truth, row["extra_info"])["reward"],
+        openrlhf.reward_func([f"{rendered}five<|end|>"], [rendered], [label])["scores"].item(),
+        served["reward"],
+    )
+    assert found == (expected,) * 4
+
+
+def test_what_verl_passes_wins_over_a_column_and_the_column_is_named(
+    environment: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Columns that are no object are refused."""
+    (tmp_path / "mine.py").write_text(FORMS)
+    environment.setenv("INFALIGN_REWARD", f"{tmp_path / 'mine.py'}:verl")
+    extra = verl.row(PROMPT, None, REFERENCES, '{"data_source": "old", "extra_info": {"level": 2}}')["extra_info"]
+    assert verl.compute_score("sums", "five", "5", extra)["reward"] == 254.0
+    assert "the column data_source is left out: a reward function gets what verl gives" in caplog.text
+    with pytest.raises(DataError, match="columns must be a JSON object; it begins 'level'"):
+        verl.compute_score("sums", "five", "5", extra | {"columns": "level"})
 
 
 def test_the_answer_reaches_a_checker_inside_verl_and_trl(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:

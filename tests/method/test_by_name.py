@@ -2,13 +2,15 @@
 
 import json
 from functools import partial
+from inspect import Parameter, Signature
 from typing import Any
 
 import pytest
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.by_name import ABSENT, ByName, columns_of
-from infalign.method.reward import CalibratedReward
+from infalign.method.by_name import ABSENT, GIVEN, TRAINER, ByName, columns_of, warn_of_column
+from infalign.method.reward import CalibratedReward, PredictedRankReward
+from infalign.method.transforms import Identity
 from infalign.training.on_policy_trainer import with_row_columns
 
 PROMPTS = [[{"role": "user", "content": "2 + 3?"}], [{"role": "user", "content": "2 + 4?"}]]
@@ -70,6 +72,57 @@ class Checker:
 def test_each_form_gets_what_it_names(function: Any, columns: dict[str, Any]) -> None:
     """Responses, and the columns of their rows."""
     assert ByName(function)(PROMPTS, RESPONSES, columns) == [1.0, 0.0]
+
+
+def named(seen: list[Any], name: str, form: str, default: Any = Parameter.empty) -> Any:
+    """Return a reward function with the parameters prompts, ``form`` and ``name``, which it adds to ``seen``."""
+
+    def function(**given: Any) -> list[float]:
+        seen.append(given.get(name, default))
+        return [0.5, 0.5]
+
+    parameters = [Parameter(n, Parameter.KEYWORD_ONLY) for n in ("prompts", form)]
+    last = Parameter(name, Parameter.KEYWORD_ONLY, default=default)
+    function.__signature__ = Signature([*parameters, last])  # type: ignore[attr-defined]
+    return function
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize(
+    ("function", "columns"), [(ours, COLUMNS), (trl, COLUMNS), (asynchronous, COLUMNS), (verl, VERL)]
+)
+def test_what_is_given_wins_over_a_column_of_its_name(
+    function: Any, columns: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In every form; the column is named once."""
+    warn_of_column.cache_clear()
+    for _ in range(2):
+        assert ByName(function)(PROMPTS, RESPONSES, columns | {name: ["old", "old"]}) == [1.0, 0.0]
+    (said,) = caplog.messages
+    assert said.startswith(f"! the column {name} is left out: a reward function gets {GIVEN[name]} by this name")
+
+
+@pytest.mark.parametrize("form", ["responses", "completions"])
+@pytest.mark.parametrize("name", TRAINER)
+def test_an_argument_of_trl_has_its_value_inside_trl_and_exists_only_there(form: str, name: str) -> None:
+    """A column does not replace it; outside its default holds, nothing is logged, and other needs are refused."""
+    seen: list[Any] = []
+    needs, may = named(seen, name, form), named(seen, name, form, default="its default")
+    value = [[1], [2]] if name == "completion_ids" else lambda *_: None
+    said = [[{"role": "assistant", "content": text}] for text in RESPONSES]
+    given, rows = {"reference_rewards": [[0.0, 1.0]] * 2, name: value}, [json.dumps({name: "old"})] * 2
+    CalibratedReward(needs, "identity")(PROMPTS, said, **given)
+    CalibratedReward(with_row_columns(ByName(needs)), "identity")(PROMPTS, said, columns=rows, **given)
+    PredictedRankReward(needs, Identity())(PROMPTS, said, **given)
+    assert seen == [value] * 3
+    if name.startswith("log_"):
+        ByName(needs)(PROMPTS, RESPONSES, {})
+        assert seen.pop()("name", 1.0) is None
+    else:
+        ByName(may)(PROMPTS, RESPONSES, {name: ["old"] * 2})
+        assert seen.pop() == "its default"
+        with pytest.raises(ConfigError, match=f"needs {name}, which exists only inside TRL; give it a default"):
+            ByName(needs)(PROMPTS, RESPONSES, {name: ["old"] * 2})
 
 
 @pytest.mark.parametrize("function", [lambda p, r: [], lambda prompts, texts: [], lambda *rows: [], len, max])

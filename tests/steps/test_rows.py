@@ -21,7 +21,8 @@ KEPT = {
     "tags": ["NA", "7"],
     "in": {"a": 1},
 }
-ROWS = [{"question": f"What is {i} and {i}?", "id": i, **KEPT} for i in range(16)]
+TAKEN = {"responses": ["An old answer."], "trainer_state": "old"}
+ROWS = [{"question": f"What is {i} and {i}?", "id": i, **KEPT, **TAKEN} for i in range(16)]
 TALK = [user("Hi"), assistant("Hello.")]
 
 
@@ -45,10 +46,14 @@ def reading(tmp_path: Path) -> Any:
 
 
 def test_columns_go_along_to_rollouts_scores_and_training(main: Any, tmp_path: Path, reading: Any) -> None:
-    """Every value has its type and spelling in each table, names are said once, and no prompt is a demonstration."""
+    """Every value has its type and spelling in each table, but for names that rewards get something else by.
+
+    Names are said once, and no prompt is a demonstration.
+    """
     code, out, _ = main("run", reading(ROWS), "--until", "calibrate")
     assert code == 0
-    assert out.count("columns kept unchanged: answer, day, id, in, level, none, share, tags") == 1
+    assert out.count("columns kept unchanged: answer, day, id, in, level, none, share, tags\n") == 1
+    assert [out.count(f"the column {name} is left out: a reward function gets ") for name in TAKEN] == [1, 1]
     root = tmp_path / "run"
     for pattern in ("data/t*_prompts", "rollouts/part-*/part-*", "scores/part-*/part-*", "scores/part-*", "calibrated"):
         tables = [read_table(path) for path in root.glob(f"{pattern}.parquet")]

@@ -14,9 +14,9 @@ Example:
   curl localhost:5000/health
 
 Trainers POST to /get_reward: OpenRLHF {query, prompts, labels}, slime {prompt,
-response, label}; a label is a JSON object with prompt, prompt_id and
-reference_rewards of calibrated.parquet. The answer has the shaped reward, the
-win rate and the reward. A --host other than this machine needs a token in
+response, label}; a label is a JSON object with prompt, prompt_id,
+reference_rewards and columns of calibrated.parquet. The answer has the shaped
+reward, the win rate and the reward. A --host other than this machine needs a token in
 INFALIGN_SERVE_TOKEN, which requests send as Authorization: Bearer.
 """
 

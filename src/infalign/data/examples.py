@@ -27,6 +27,7 @@ from infalign.data.messages import (
     to_column,
     to_text,
 )
+from infalign.method.by_name import GIVEN
 
 # An inline "Human:" is part of the text; only one after a blank line starts a turn.
 TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -114,15 +115,17 @@ class _Row:
 def to_table(examples: Iterable[Example]) -> pa.Table:
     """Return examples as a table keeps them: replies are text, or JSON where a reply is more than one plain turn.
 
-    Columns are one JSON text, so that values keep their type, whatever other rows have.
+    Columns are one JSON text, so that values keep their type, whatever other rows have; those that no reward function
+    gets, as their name is that of something else (`by_name.GIVEN`), are left out.
     """
     examples = list(examples)
+    kept = ({name: value for name, value in e.columns.items() if name not in GIVEN} for e in examples)
     columns = {
         "prompt": to_column(e.prompt for e in examples),
         "chosen": pa.array([to_text(e.chosen) if e.chosen else None for e in examples], pa.string()),
         "rejected": pa.array([to_text(e.rejected) if e.rejected else None for e in examples], pa.string()),
         "where": pa.array([e.where for e in examples], pa.string()),
-        "columns": pa.array([json.dumps(e.columns, default=str) for e in examples], pa.string()),
+        "columns": pa.array([json.dumps(columns, default=str) for columns in kept], pa.string()),
     }
     return pa.table(columns)
 

@@ -16,26 +16,31 @@ from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, from_cell, prompt_id
-from infalign.method.by_name import columns_of
 from infalign.method.reward import CalibratedReward, Score
 from infalign.method.shapings import parse_shaping
 from infalign.models.settings import Compute
 from infalign.rewards.base import RewardFunction
 
 KEY_VARIABLE = "INFALIGN_REWARD_KEY"
+CALIBRATED = ("prompt", "prompt_id", "reference_rewards", "columns")  # the columns of calibrated.parquet
 _loading = Lock()
 
 
 def score(
-    prompt: Sequence[Message], response: Any, reference_rewards: Sequence[float], *, prompt_id: str | None = None
+    prompt: Sequence[Message],
+    response: Any,
+    reference_rewards: Sequence[float],
+    row: Mapping[str, object] | None = None,
+    *,
+    prompt_id: str | None = None,
 ) -> Score:
     """Return what a response is worth by the reward that the environment names; a response is text or messages.
 
-    ``reference_rewards`` are the prompt's, sorted, and ``prompt_id`` is the one that they were made for. Raises
-    ConfigError if the environment names no usable reward, DataError for a prompt that is not in messages or not the one
-    of ``prompt_id``, and as `CalibratedReward.scores`.
+    ``reference_rewards`` are the prompt's, sorted, and ``prompt_id`` is the one that they were made for; ``row`` has
+    the columns that a function may read. Raises ConfigError if the environment names no usable reward, DataError for a
+    prompt that is not in messages or not the one of ``prompt_id``, and as `CalibratedReward.scores`.
     """
-    return from_environment().score(conversation(prompt, prompt_id), response, reference_rewards)
+    return from_environment().score(conversation(prompt, prompt_id), response, reference_rewards, row)
 
 
 def from_environment() -> CalibratedReward:
@@ -113,15 +118,23 @@ def _is_run(source: str) -> bool:
     return (Path(source) / "recipe.yaml").is_file()
 
 
-def row_columns(rows: Sequence[str] | None) -> dict[str, list[object]]:
-    """Return the columns of the data that rows of calibrated.parquet hold as JSON, each as a list."""
-    return columns_of([json.loads(row or "{}") for row in rows or ()])
+def data_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of the data in a row of a trainer: those in ``columns``, JSON or an object, and its others.
+
+    Raises DataError for ``columns`` that are no object.
+    """
+    kept = row.get("columns") or {}
+    try:
+        found = json.loads(kept) if isinstance(kept, str) else dict(kept)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"columns must be a JSON object; it begins {str(kept)[:60]!r}") from error
+    return found | {name: value for name, value in row.items() if name not in CALIBRATED}
 
 
-def calibrated_row(row: Any, what: str) -> tuple[list[Message], Any]:
-    """Return the prompt and the reference rewards of a row of calibrated.parquet, which errors call ``what``.
+def calibrated_row(row: Any, what: str) -> tuple[list[Message], Any, dict[str, Any]]:
+    """Return prompt, reference rewards and columns of a row of calibrated.parquet, which errors call ``what``.
 
-    Raises DataError if it lacks either, and as `conversation`.
+    Raises DataError if it lacks one of the first two, and as `conversation` and `data_columns`.
     """
     given = row if isinstance(row, Mapping) else {}
     if absent := [name for name in ("prompt", "reference_rewards") if given.get(name) is None]:
@@ -129,7 +142,7 @@ def calibrated_row(row: Any, what: str) -> tuple[list[Message], Any]:
             f"{what} lacks {' and '.join(absent)} (it begins {str(row)[:60]!r}); add the columns prompt, prompt_id "
             "and reference_rewards of calibrated.parquet"
         )
-    return conversation(given["prompt"], given.get("prompt_id")), given["reference_rewards"]
+    return conversation(given["prompt"], given.get("prompt_id")), given["reference_rewards"], data_columns(given)
 
 
 def conversation(prompt: Any, identity: str | None) -> list[Message]:

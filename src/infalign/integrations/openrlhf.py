@@ -1,7 +1,8 @@
 """A reward function for OpenRLHF: ``--reward.remote_url`` with the path of this file.
 
 `integrations.environment` says which reward it is. A row's label (``--data.label_key``) is a JSON object with
-``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet.
+``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet, and
+``columns``, which a reward function may read.
 OpenRLHF drops what a reward function raises and goes on without a reward until it fails elsewhere, so errors are logged
 here first.
 """
@@ -44,8 +45,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     return {"rewards": scores, "scores": rewards, "extra_logs": {"win_rate": win_rates, "reward": rewards}}
 
 
-def parse_label(label: Any, said: str) -> tuple[list[Message], str, Any]:
-    """Return what the response ``said`` is scored by: its prompt, itself, and the reference rewards in its label.
+def parse_label(label: Any, said: str) -> tuple[list[Message], str, Any, dict[str, Any]]:
+    """Return what the response ``said`` is scored by: its prompt, itself, reference rewards and columns of its label.
 
     A label is a JSON object as text or as it is. Raises DataError if it is none with prompt and reference_rewards.
     """
@@ -53,8 +54,8 @@ def parse_label(label: Any, said: str) -> tuple[list[Message], str, Any]:
         row = label if isinstance(label, dict) else json.loads(label)
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"a label must be a JSON object; it begins {str(label)[:60]!r}") from error
-    messages, references = calibrated_row(row, "a label")
-    return messages, said, references
+    messages, references, columns = calibrated_row(row, "a label")
+    return messages, said, references, columns
 
 
 def response(query: str, prompt: str, words: Any) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.messages import Message
 from infalign.integrations.openrlhf import parse_label, response
+from infalign.method.by_name import columns_of
 from infalign.method.reward import CalibratedReward, Score
 from infalign.serving.batches import Batches
 from infalign.serving.web import TooLargeError, allowed, body_of, prometheus
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
+Row = tuple[list[Message], str, Any, dict[str, Any]]  # prompt, response, reference rewards, columns
 MAX_CHARACTERS = 1_000_000  # of a response with its prompt, which tokenizers take seconds for
 MAX_BYTES = 64_000_000  # of a request: thousands of rows with prompts and rollouts of the reference
 
@@ -39,9 +41,11 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    batches = Batches[tuple[list[Message], str, Any], Score](
-        lambda rows: reward.scores(*map(list, zip(*rows, strict=True)))
-    )
+    def scores(rows: list[Row]) -> list[Score]:
+        prompts, responses, references, columns = map(list, zip(*rows, strict=True))
+        return reward.scores(prompts, responses, references, columns_of(columns))
+
+    batches = Batches[Row, Score](scores)
 
     reading = asyncio.Semaphore(1)  # request at a time: threads are left to rewards
 
@@ -102,7 +106,7 @@ def _json(content: bytes) -> Any:
         raise DataError(f"the body is not valid JSON: {error}") from error
 
 
-def _rows(columns: list[tuple[str, str, Any]], words: Any) -> list[tuple[list[Message], str, Any]]:
+def _rows(columns: list[tuple[str, str, Any]], words: Any) -> list[Row]:
     for query, _, _ in columns:
         _check_size(query)
     return [parse_label(label, response(query, prompt, words)) for query, prompt, label in columns]

@@ -7,12 +7,14 @@ and so no KL term, and without that the objective is another one. axolotl's ``tr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infalign.data.messages import Message
-from infalign.integrations.environment import conversation, find_tokenizer, from_environment, row_columns
+from infalign.integrations.environment import conversation, data_columns, find_tokenizer, from_environment
+from infalign.method.by_name import TRL, columns_of, split
+from infalign.method.reward import logged
 from infalign.models.conversations import decode
 
 if TYPE_CHECKING:
@@ -24,22 +26,24 @@ def reward(
     completions: list[Any],
     reference_rewards: list[list[float]] | None = None,
     prompt_id: list[str] | None = None,
-    completion_ids: list[list[int]] | None = None,
-    log_metric: Callable[[str, float], None] | None = None,
-    **columns: Any,
+    **passed: Any,
 ) -> list[float]:
     """Return each completion's shaped reward; the dataset has prompt, as messages, and reference_rewards.
 
-    Where the policy's tokenizer is known, special tokens in a completion are seen, which TRL leaves out of its text.
+    Where the policy's tokenizer is known, special tokens in a response are seen, which TRL leaves out of its text; a
+    function of TRL's form gets its completions, and whatever else TRL gives.
     With the column prompt_id, as in calibrated.parquet, a prompt that is not the one of its reference rewards is found.
     Raises ConfigError and DataError as `integrations.environment.score`.
     """
     identities: Sequence[str | None] = prompt_id or [None] * len(prompts)
     asked = [conversation(*pair) for pair in zip(prompts, identities, strict=True)]
-    if completion_ids is not None and (words := find_tokenizer(os.environ.get("INFALIGN_REWARD", ""))) is not None:
-        completions = decode(words, completion_ids)
-    kept = row_columns(columns.pop("columns", None)) | columns
-    return from_environment()(asked, completions, reference_rewards, log_metric, **kept)
+    columns, given = split(passed)
+    rows = [data_columns(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    ids, said = given.get("completion_ids"), completions
+    if ids is not None and (words := find_tokenizer(os.environ.get("INFALIGN_REWARD", ""))) is not None:
+        said = decode(words, ids)
+    given[TRL] = completions
+    return logged(from_environment().scores(asked, said, reference_rewards, columns_of(rows), given), given)
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A reward function for verl: ``reward.custom_reward_function.path=pkg://infalign.integrations.verl``.
 
 `integrations.environment` says which reward it is. verl does not pass the prompt, so ``extra_info`` of a row carries
-``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet.
+``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet, and
+``columns``, which a reward function may read.
 Estimators that keep Φ are ``rloo`` with ``algorithm.use_kl_in_reward=True``, and ``grpo`` with
 ``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ.
 """
@@ -13,7 +14,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from infalign.data.messages import Message
-from infalign.integrations.environment import calibrated_row, from_environment, row_columns
+from infalign.integrations.environment import calibrated_row, from_environment
+from infalign.method.by_name import warn_of_column
 
 if TYPE_CHECKING:
     from infalign.integrations.export import Launch
@@ -32,18 +34,22 @@ def compute_score(
 
     Raises DataError for a row without prompt or reference_rewards, and as `integrations.environment.score`.
     """
-    messages, references = calibrated_row(extra_info, f"extra_info of a {data_source!r} row")
-    given = {"data_source": [data_source], "ground_truth": [ground_truth], "extra_info": [extra_info]}
-    kept = given | row_columns([(extra_info or {}).get("columns", "")])
-    return from_environment().scores([messages], [solution_str], [references], **kept)[0]._asdict()
+    messages, references, columns = calibrated_row(extra_info, f"extra_info of a {data_source!r} row")
+    passed = {"data_source": data_source, "ground_truth": ground_truth, "extra_info": extra_info}
+    texts = {name: value for name, value in passed.items() if isinstance(value, str)}  # Parquet changes others
+    for name in texts:
+        if columns.get(name, texts[name]) != texts[name]:
+            warn_of_column(name)
+    return from_environment().score(messages, solution_str, references, passed | columns | texts)._asdict()
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:
     """Return a calibrated prompt as a row of a data set; ``columns`` are JSON and may hold the true answer."""
     known = json.loads(columns or "{}")
+    known = (known["reward_model"] if isinstance(known.get("reward_model"), dict) else {}) | known
     calibrated = {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards, "columns": columns}
     return {
-        "data_source": "infalign",
+        "data_source": known.get("data_source", "infalign"),
         "prompt": prompt,
         "reward_model": {"style": "rule", "ground_truth": next((known[name] for name in TRUTHS if name in known), "")},
         "extra_info": calibrated,

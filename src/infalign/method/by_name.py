@@ -1,10 +1,14 @@
-"""Reward functions of users, called by the names of their parameters: infalign's form, TRL's or verl's."""
+"""Reward functions of users, called by the names of their parameters: infalign's form, TRL's or verl's.
+
+What infalign or a trainer gives wins over a column of the data that has its name, and a warning says so.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from inspect import Parameter, isawaitable, signature
 from typing import Any
 
@@ -13,7 +17,12 @@ from infalign.core.spelling import did_you_mean
 
 ABSENT = object()  # the value of a column in a row that does not have it
 OWN, TRL, VERL = "responses", "completions", "solution_str"  # the parameter that a form is known by
-FIXED = {OWN, TRL, VERL, "prompts"}  # what is no column of the data
+TRAINER = ("completion_ids", "trainer_state", "log_metric", "log_extra", "environments")  # what TRL 1.16 gives besides
+# What a reward function gets by these names, and never a column of the data.
+GIVEN = {"prompts": "the prompts", **dict.fromkeys((OWN, TRL, VERL), "what the policy said")}
+GIVEN |= dict.fromkeys(TRAINER, "what TRL gives")
+UNLOGGED = dict.fromkeys(("log_metric", "log_extra"), lambda *_, **__: None)  # outside TRL nothing is logged
+LOGGER = logging.getLogger(__name__)
 
 
 class UserReward:
@@ -27,9 +36,9 @@ class ByName(UserReward):
     """A reward function, called by the names of its parameters, which say of what form it is.
 
     infalign's is ``(prompts, responses)``, with the texts of responses; TRL's ``(prompts, completions)``, where
-    completions are messages if prompts are; verl's ``(data_source, solution_str, ground_truth, extra_info)``, for one
-    row. Other parameters are columns of the data. The function may be asynchronous. Raises ConfigError for a function
-    of no form.
+    completions are messages if prompts are, or ``(completion_ids)`` alone; verl's ``(data_source, solution_str,
+    ground_truth, extra_info)``, for one row. Other parameters are columns of the data, or `TRAINER`'s inside TRL. The
+    function may be asynchronous. Raises ConfigError for a function of no form.
     """
 
     function: Callable[..., object]
@@ -47,31 +56,43 @@ class ByName(UserReward):
         prompts: Sequence[Any],
         responses: Sequence[str],
         columns: Mapping[str, Sequence[object]] | None = None,
-        completions: Sequence[Any] | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return what the function gives for rows; ``columns`` have a value for each, `ABSENT` where it has none.
 
-        ``completions`` are the responses as a trainer has them; without them each is a message where the prompt is one.
-        Raises DataError for a column that the function needs and that rows lack.
+        ``given`` is what a trainer gives besides: `TRAINER`, and ``completions`` as it has them. Raises DataError for a
+        column that the function needs and that rows lack, ConfigError for an argument that only TRL gives.
         """
-        found = dict(columns or {})
+        found = {name: values for name, values in (columns or {}).items() if name not in GIVEN}
+        for name in (columns or {}).keys() - found.keys():
+            warn_of_column(name)
         if self._form == VERL:
             found = _as_verl(found, len(responses))
-        self._check(found, prompts)
+        arguments = self._arguments(prompts, responses, given or {})
+        self._check(found, arguments, prompts)
         lists = {name: [None if value is ABSENT else value for value in values] for name, values in found.items()}
         if self._form == VERL:
-            lists[VERL] = list(responses)
+            lists |= arguments
             rows = ({name: values[row] for name, values in lists.items()} for row in range(len(responses)))
             return [_score(self._called(row)) for row in rows]
-        said = map(as_completion, prompts, responses) if completions is None else completions
-        return self._called({"prompts": list(prompts), OWN: list(responses), TRL: list(said)} | lists)
+        return self._called(lists | arguments)
+
+    def _arguments(self, prompts: Sequence[Any], responses: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the function gets besides columns: what its form has, and what else it names."""
+        if self._form == VERL:
+            return {VERL: list(responses)}
+        asked, texts = {"prompts": list(prompts)}, {OWN: list(responses)}
+        if self._form == TRL:
+            said = [*map(as_completion, prompts, given.get(TRL, responses))]
+            own, others = {**given, **asked, TRL: said}, {**UNLOGGED, **texts}
+        else:
+            own, others = {**asked, **texts}, {**UNLOGGED, **given}
+        return {name: value for name, value in others.items() if name in self._parameters} | own
 
     def _called(self, given: dict[str, Any]) -> Any:
         """Return the result of the function for what it takes of ``given``; an asynchronous one runs to its end."""
         takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._parameters.values())
-        other = {OWN, TRL, VERL} - {self._form}
-        taken = {name: value for name, value in given.items() if name not in other}
-        result = self.function(**{n: value for n, value in taken.items() if takes_all or n in self._parameters})
+        result = self.function(**{n: value for n, value in given.items() if takes_all or n in self._parameters})
         if not isawaitable(result):
             return result
         try:
@@ -81,25 +102,24 @@ class ByName(UserReward):
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, _awaited(result)).result()
 
-    def _check(self, columns: Mapping[str, Sequence[object]], prompts: Sequence[Any]) -> None:
+    def _check(self, columns: Mapping[str, Sequence[object]], given: Collection[str], prompts: Sequence[Any]) -> None:
         needed = [
             parameter.name
             for parameter in self._parameters.values()
             if parameter.default is Parameter.empty
             and parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
-            and parameter.name not in FIXED
+            and parameter.name not in given
         ]
         for name in needed:
+            if name in GIVEN:
+                where = "exists only inside TRL" if name in TRAINER else "is an argument of another form"
+                raise ConfigError(f"{self.name} needs {name}, which {where}; give it a default, or remove it")
             rows = [row for row, value in enumerate(columns.get(name, ())) if value is ABSENT]
             if name not in columns or rows:
                 others = sorted(columns.keys() - {name})
-                some = (
-                    f"is missing in {len(rows)} of {len(prompts)} rows, first in {_row(rows[0], prompts)}"
-                    if rows
-                    else ""
-                )
+                some = f"{len(rows)} of {len(prompts)} rows, first in {_row(rows[0], prompts)}" if rows else "every row"
                 raise DataError(
-                    f"{self.name} needs the column {name}, which {some or 'is missing in every row'}; there are "
+                    f"{self.name} needs the column {name}, which is missing in {some}; there are "
                     f"{', '.join(others) or 'no columns'}{did_you_mean(name, others, after='; ')}"
                 )
 
@@ -117,7 +137,8 @@ class ByName(UserReward):
 
     @cached_property
     def _form(self) -> str | None:
-        return next((form for form in (TRL, VERL, OWN) if form in self._parameters), None)
+        form = next((form for form in (TRL, VERL, OWN) if form in self._parameters), None)
+        return form or (TRL if "completion_ids" in self._parameters else None)
 
 
 def columns_of(rows: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
@@ -126,13 +147,32 @@ def columns_of(rows: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
     return {name: [row.get(name, ABSENT) for row in rows] for name in names}
 
 
+def split(passed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the columns among what TRL passes by name, which are lists, and what else it gives."""
+    others = {n: value for n, value in passed.items() if n in TRAINER or not (n in GIVEN or isinstance(value, list))}
+    return {name: values for name, values in passed.items() if name not in others}, others
+
+
+def why_left_out(name: str) -> str:
+    """Return what is said of a column that has the name of something given."""
+    what = GIVEN.get(name, "what verl gives")
+    return f"the column {name} is left out: a reward function gets {what} by this name; rename the column to use it"
+
+
+@cache
+def warn_of_column(name: str) -> None:
+    """Log that a column is left out, once in a process."""
+    LOGGER.warning("! %s", why_left_out(name))
+
+
 async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
 
 
-def as_completion(prompt: object, response: str) -> object:
+def as_completion(prompt: object, response: object) -> object:
     """Return a response in the form of its prompt: messages for messages."""
-    return response if isinstance(prompt, str) else [{"role": "assistant", "content": response}]
+    is_text = isinstance(response, str) and not isinstance(prompt, str)
+    return [{"role": "assistant", "content": response}] if is_text else response
 
 
 def _row(row: int, prompts: Sequence[Any]) -> str:

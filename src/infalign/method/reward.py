@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import expit
 
 from infalign.core.errors import DataError, InfalignError, StoppedError
-from infalign.method.by_name import ByName, UserReward
+from infalign.method.by_name import TRL, ByName, UserReward, columns_of, split
 from infalign.method.calibration import Array, as_rewards, calibrate, not_a_number, snap_to_references
 from infalign.method.shapings import Shaping, as_shaping, parse_shaping
 from infalign.method.transforms import Transformation
@@ -44,8 +44,9 @@ class CalibratedReward:
 
     ``reward(prompts, responses)`` scores a whole batch at once; prompts are as the dataset has them (text or messages),
     responses are text. TRL's ``reward(prompts, completions, **columns)`` and verl's form are known by their parameters,
-    and columns of the dataset reach the function by name. The dataset carries the column ``reference_rewards``: for
-    each prompt the sorted rewards of its K reference rollouts under the same reward function.
+    and columns of the dataset reach the function by name, as does what TRL gives besides. The dataset carries the
+    column ``reference_rewards``: for each prompt the sorted rewards of its K reference rollouts under the same reward
+    function.
 
     ``shaping`` may be a spelling, such as ``"exp:10"``. Raises DataError if the column is missing, or a reward is not
     finite (TRL would train on it in silence), and ConfigError for a shaping that does not exist.
@@ -68,44 +69,44 @@ class CalibratedReward:
 
     def __call__(
         self,
+        /,
         prompts: list[Any],
         completions: list[Any],
         reference_rewards: list[list[float]] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: object,
+        **passed: Any,
     ) -> list[float]:
         """Return each completion's shaped reward; logs the mean of Ĉ, the standard win rate, as ``win_rate``."""
-        if reference_rewards is None:
-            raise DataError(
-                "the training data set has no column reference_rewards; make it with `infalign run --until calibrate`"
-            )
-        scores = self.scores(prompts, completions, reference_rewards, **columns)
-        if log_metric is not None:
-            log_metric("win_rate", float(np.mean([score.win_rate for score in scores])))
-            log_metric("reward_model", float(np.mean([score.reward for score in scores])))
-        return [score.score for score in scores]
+        columns, given = split(passed)
+        return logged(self.scores(prompts, completions, reference_rewards, columns, given), given)
 
-    def score(self, prompt: Any, response: Any, reference_rewards: Sequence[float]) -> Score:
-        """Return what one response is worth; raises as `scores`."""
-        return self.scores([prompt], [response], [reference_rewards])[0]
+    def score(
+        self, prompt: Any, response: Any, reference_rewards: Sequence[float], row: Mapping[str, object] | None = None
+    ) -> Score:
+        """Return what one response is worth; its ``row`` has the columns. Raises as `scores`."""
+        return self.scores([prompt], [response], [reference_rewards], columns_of([row or {}]))[0]
 
     def scores(
         self,
         prompts: list[Any],
         responses: list[Any],
-        reference_rewards: Sequence[Sequence[float]],
-        **columns: object,
+        reference_rewards: Sequence[Sequence[float]] | None,
+        columns: Mapping[str, Sequence[object]] | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> list[Score]:
         """Return what each response is worth, in their order; a response is text or messages.
 
-        Lists among ``columns`` reach the reward function by name. A reward that is within the function's ``tolerance``
-        (a classifier's rounding) of a reference counts as the reference.
+        ``columns``, and what a trainer has ``given`` besides, reach the reward function by name. A reward within the
+        function's ``tolerance`` (a classifier's rounding) of a reference counts as the reference.
 
-        Raises DataError if a reward is no finite number, or a row of ``reference_rewards`` no list of at least 2 finite
-        numbers in ascending order.
+        Raises DataError if there are no ``reference_rewards``, a row of them is no list of at least 2 finite numbers in
+        ascending order, or a reward no finite number.
         """
+        if reference_rewards is None:
+            raise DataError(
+                "the training data set has no column reference_rewards; make it with `infalign run --until calibrate`"
+            )
         references = [_references(row, values) for row, values in enumerate(reference_rewards)]
-        rewards = rewards_of(self.reward, prompts, responses, columns)
+        rewards = rewards_of(self.reward, prompts, responses, columns, given)
         if tolerance := getattr(self.reward, "tolerance", 0.0):
             rewards = np.array([snap_to_references(*pair, tolerance) for pair in zip(rewards, references, strict=True)])
         shaping = as_shaping(cast(Shaping, self.shaping))
@@ -113,6 +114,14 @@ class CalibratedReward:
             Score(float(shaping(reward, row)), float(calibrate(reward, row)), float(reward))
             for reward, row in zip(rewards, references, strict=True)
         ]
+
+
+def logged(scores: Sequence[Score], given: Mapping[str, Any]) -> list[float]:
+    """Return shaped rewards, and log the means of win rates and rewards by TRL's ``log_metric``, if it is ``given``."""
+    if log_metric := given.get("log_metric"):
+        log_metric("win_rate", float(np.mean([score.win_rate for score in scores])))
+        log_metric("reward_model", float(np.mean([score.reward for score in scores])))
+    return [score.score for score in scores]
 
 
 @dataclass(frozen=True)
@@ -133,15 +142,10 @@ class PredictedRankReward:
     def __name__(self) -> str:  # TRL logs the reward under this name
         return self.transform.name
 
-    def __call__(
-        self,
-        prompts: list[Any],
-        completions: list[Any],
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: object,
-    ) -> list[float]:
+    def __call__(self, /, prompts: list[Any], completions: list[Any], **passed: Any) -> list[float]:
         """Return each completion's normalized Φ(u); logs the mean of u, the predicted win rate, as ``win_rate``."""
-        outputs = rewards_of(self.reward, prompts, completions)
+        columns, given = split(passed)
+        outputs = rewards_of(self.reward, prompts, completions, columns, given)
         ranks = expit(outputs)
         values = np.asarray(self.transform(ranks), float)
         if (bad := np.flatnonzero(~np.isfinite(outputs) | ~np.isfinite(values))).size:
@@ -150,7 +154,7 @@ class PredictedRankReward:
                 f"sigmoid is {values[bad[0]]}; both must be finite: fix the model, or choose a transformation that "
                 "is finite on [0, 1]"
             )
-        if log_metric is not None:
+        if log_metric := given.get("log_metric"):
             log_metric("win_rate", float(ranks.mean()))
         return [float(value) for value in values]
 
@@ -170,16 +174,20 @@ def _references(row: int, values: object) -> Array:
 
 
 def rewards_of(
-    reward: Reward, prompts: list[Any], completions: list[Any], columns: Mapping[str, object] | None = None
+    reward: Reward,
+    prompts: list[Any],
+    completions: list[Any],
+    columns: Mapping[str, Sequence[object]] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Array:
     """Return the reward of each completion, which is text or messages; DataError unless all are numbers.
 
-    The function is called by the names of its parameters (`by_name.ByName`), which may be ``columns`` that are lists.
+    The function is called by the names of its parameters (`by_name.ByName`), which may be ``columns`` or ``given``.
     """
     responses = [spoken_text(row, completion) for row, completion in enumerate(completions)]
-    lists = {name: values for name, values in (columns or {}).items() if isinstance(values, list)}
     by_name = reward if isinstance(reward, UserReward) else ByName(reward)
-    called = partial(by_name, columns=lists, completions=deepcopy(completions))
+    given = {TRL: completions, **(given or {})}
+    called = partial(by_name, columns=columns, given=given | {TRL: deepcopy(given[TRL])})
     values = listed(ask(called, prompts, responses, name="the reward function"))
     if not isinstance(values, list) or len(values) != len(responses):
         found = f"shape {(len(values),)}" if isinstance(values, list) else values

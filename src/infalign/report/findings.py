@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from infalign.core.display import counted, listed_names, number
 from infalign.core.errors import InfalignError
+from infalign.method.by_name import why_left_out
 from infalign.pipeline.records import Record, unit_name
 from infalign.pipeline.units import Summary
 from infalign.recipe.settings import Recipe
@@ -111,6 +112,7 @@ def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
             f"{counted(tools, 'row')} with tools; the policy's chat template renders them, a reward model's does "
             "not: use a reward function, which gets the column tools"
         )
+    yield from map(why_left_out, summary.get("columns_left_out", ()))
     for name, long in summary.items():
         kept = name.removesuffix("_too_long")
         if name != kept and long > summary.get(kept, long):

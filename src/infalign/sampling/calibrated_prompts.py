@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infalign.core.errors import ConfigError
-from infalign.method.by_name import as_completion
+from infalign.core.errors import ConfigError, DataError
+from infalign.method.by_name import columns_of
 from infalign.method.calibration import calibrate
 from infalign.method.reward import Reward, rewards_of
 from infalign.models.conversations import prompt_ids
@@ -57,16 +57,19 @@ def calibrate_prompts(
         raise ConfigError(f"calibration needs k ≥ 2 responses per prompt, found {k}")
     network, tokenizer = model if isinstance(model, tuple) else load_policy(convert(str(model)))
     engine = _engine(network.eval(), tokenizer, Sampling(max_new_tokens, seed=seed))
-    references, given = [], prompts if isinstance(prompts, Dataset) else Dataset.from_dict({"prompt": list(prompts)})
-    for number, row in enumerate(given):
+    references, asked = [], prompts if isinstance(prompts, Dataset) else Dataset.from_dict({"prompt": list(prompts)})
+    if "reference_rewards" in asked.column_names:
+        raise DataError("the dataset has the column reference_rewards already; rename or remove it")
+    for number, row in enumerate(asked):
         prompt = row.pop("prompt")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         (ids,) = prompt_ids(tokenizer, [messages])
-        said = [as_completion(prompt, response.text) for response in engine.sample(ids, str(number), range(k))]
-        rewards_K = np.sort(rewards_of(reward, [prompt] * k, said, {name: [value] * k for name, value in row.items()}))
+        drawn = engine.sample(ids, str(number), range(k))
+        said, given = [response.text for response in drawn], {"completion_ids": [[*r.token_ids] for r in drawn]}
+        rewards_K = np.sort(rewards_of(reward, [prompt] * k, said, columns_of([row] * k), given))
         calibrate(rewards_K, rewards_K)  # raises for rewards that are not finite
         references.append(rewards_K.tolist())
-    return given.add_column("reference_rewards", references)
+    return asked.add_column("reference_rewards", references)
 
 
 def _engine(model: Any, tokenizer: Any, sampling: Sampling) -> Engine:

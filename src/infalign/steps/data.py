@@ -13,6 +13,7 @@ from infalign.data.examples import Example, to_table
 from infalign.data.messages import to_text
 from infalign.data.sources import Data, read_examples
 from infalign.data.splits import drop_groups, split_by_group
+from infalign.method.by_name import GIVEN
 from infalign.models.conversations import find_refused, marked_text, prompt_ids_or_errors, spells_control, training_ids
 from infalign.models.settings import PolicyModel
 from infalign.models.tokenizers import check_response_end, load_tokenizer
@@ -119,13 +120,15 @@ def prepare_data(
     for name, rows in found.tables.items():
         write_table(layout.data / f"{name}.parquet", to_table(rows))
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
+    columns = {name for e in (*examples, *test) for name in e.columns}
     pairs = [(e.prompt_id, to_text(e.chosen), to_text(e.rejected or ())) for e in examples]
     distinct = set(pairs)
     return {
         "examples": len(examples),
         "skipped": len(skipped),
         "prompts_alone": sum(not e.chosen for e in examples),
-        "kept_columns": sorted({name for e in examples for name in e.columns}),
+        "kept_columns": sorted(columns - GIVEN.keys()),
+        "columns_left_out": sorted(columns & GIVEN.keys()),
         "with_tools": sum("tools" in e.columns for e in examples),
         "control_tokens": sum(spells_control(tokenizer, e.prompt) for e in examples),
         "repeated": len(pairs) - len(distinct),

@@ -100,11 +100,11 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
 
 
 def with_row_columns(reward: UserReward) -> Rewards:
-    """Return a reward that gives the user's function the columns of its rows, which the trainer's rows hold as JSON."""
+    """Return a reward that gives the user's function what TRL gives, and the columns that rows hold as JSON."""
 
-    def rewards(prompts: list[Any], completions: list[Any], columns: Sequence[str] = ()) -> Any:
+    def rewards(prompts: list[Any], completions: list[Any], columns: Sequence[str] = (), **given: Any) -> Any:
         texts = [spoken_text(row, completion) for row, completion in enumerate(completions)]
-        return reward(prompts, texts, columns_of([json.loads(row) for row in columns]))
+        return reward(prompts, texts, columns_of([json.loads(row) for row in columns]), given)
 
     return rewards
 
