@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from math import comb
 
 import numpy as np
+from methods import extreme_procedure
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py
 
-from infalign.compare.methods import extreme_procedure
 from infalign.core.errors import DataError
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates_of

@@ -5,7 +5,7 @@ seeds 0, 1, 2: the recipe's data, models and rollouts are made once a seed; in a
 the methods are trained at the KL budget of its first policy, which has a guide, for one procedure after the other: what
 does not depend on it is trained once. A plain policy is trained at the learning rate of the recipe's student, by the
 solver's own loss. A guide is scaled to its budget; a plain policy spends what it spends, so a method gets a further
-budget, as in `infalign compare`, to have policies on both sides of the median KL, and the guided qrpo half the budget
+budget to have policies on both sides of the median KL, and the guided qrpo half the budget
 too, to be compared with plain policies that spend little. Prints a row a method: of its policy
 nearest to the budget the KL, the served win rate by each judge and the share of theory's gap, and by how many points
 qrpo of the same form, and over a plain policy the guided one, is ahead by each judge, at the budget or the KL that the
@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from method_policies import MethodPolicies
+from methods import METHODS
 from rich.console import Console
 from seeds import Seed, Trained, WinRate, estimated, lead, read_words, share_of_gap
+from train_methods import train_methods
 
-from infalign.compare.comparison import train_methods
-from infalign.compare.methods import METHODS
-from infalign.compare.policies import MethodPolicies
 from infalign.core.display import COLORS, QUIET, Estimate, panels, ratio, save, style
 from infalign.recipe.reading import load_recipe
 from infalign.training.solvers.distil import Settings as Distil

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
+from method_policies import MethodPolicies
 from rich.console import Console
 from seeds import Seed, mean_over_seeds, read_words, recipe_of_seed
+from train_methods import train_methods
 
-from infalign.compare.comparison import train_methods
-from infalign.compare.policies import MethodPolicies
 from infalign.pipeline.records import records
 from infalign.report.equal_kl import AtOneKL
 from infalign.sampling.rollouts import read_rollouts

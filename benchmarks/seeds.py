@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 from best_of_n import BEST_OF_N, largest_n, serve_best_of_n
+from method_policies import MethodPolicies
+from methods import nearest_n
 from scipy.special import stdtrit
 
-from infalign.compare.methods import nearest_n
-from infalign.compare.policies import MethodPolicies
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import listed, read_table
 from infalign.evaluation.intervals import Estimate, estimate

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from best_of_n import BEST_OF_N
 from hacking import MODELS, TESTS, Hacking
+from methods import read_method
 from scipy.interpolate import PchipInterpolator
 from seeds import Estimate, Quantity, Seed, Trained, WinRate, over_seeds
 
-from infalign.compare.methods import read_method
 from infalign.core.display import COLORS, INK, MARKERS, PAPER, QUIET, panels
 from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import calibrate

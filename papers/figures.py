@@ -14,10 +14,10 @@ import numpy as np
 from best_of_n import BEST_OF_N
 from drawings import Drawing, analytic_points, draw_against_kl, draw_decisions, draw_ranks, draw_theory
 from hacking import Hacking
+from methods import extreme_procedure
 from rich.console import Console
 from seeds import Estimate, Quantity, Seed, Trained, WinRate, lead, over_seeds
 
-from infalign.compare.methods import extreme_procedure
 from infalign.core.display import in_points
 from infalign.core.storage import listed, read_table
 from infalign.evaluation.samples import Samples

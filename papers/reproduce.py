@@ -11,7 +11,7 @@ OUTPUT/page/README.md has every figure and claim: confirmed, refuted or undecide
 prompts; all numbers are in claims.json and a CSV per figure beside it.
 
 Every seed is a run directory of its own, OUTPUT/seed-0 and so on, of which only what the figures need is done. The same
-command continues. Without --kl-budgets, methods that miss the common KL get further ones, as in `infalign compare`.
+command continues. Without --kl-budgets, methods that miss the common KL get further ones.
 """
 
 import argparse
@@ -30,11 +30,11 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from best_of_n import BEST_OF_N, largest_n
 from figures import BY_NUMBER, FIGURES, Claim, Figure
+from method_policies import MethodPolicies, check_budgets, possible_methods
+from methods import extreme_procedure
 from seeds import Estimate, Seed
+from train_methods import ROUNDS, train_methods
 
-from infalign.compare.comparison import ROUNDS, train_methods
-from infalign.compare.methods import extreme_procedure
-from infalign.compare.policies import MethodPolicies, check_budgets, possible_methods
 from infalign.core.display import heading, plain_table, save, say, style
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.core.storage import write_text

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from methods import METHODS
 
-from infalign.compare.methods import METHODS
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import nearest
 from infalign.method.procedures import parse_procedure

@@ -52,7 +52,7 @@ def not_ours(lab: Lab, make: Callable[[Path], object]) -> Seen:
     make(root)
     recipe = lab.recipe()
     with untouched(root.resolve()):
-        return [refused(*words, recipe) for words in (["compare"], ["run", "--dry-run"], ["run"])][-1]
+        return [refused(*words, recipe) for words in (["run", "--dry-run"], ["run"])][-1]
 
 
 @fault(2, brief=True)
@@ -200,14 +200,3 @@ def beside_records(lab: Lab) -> None:
     mine(root / "stages" / "notes.txt")
     assert "train-aware" in again(root, CHANGE, until="train")
     assert (root / "stages" / "notes.txt").read_text() == "mine"
-
-
-@fault(2, brief=True)
-def comparison(lab: Lab) -> Seen:
-    """A report of the user lies in the folder of comparisons → Its name; it stays."""
-    root = lab.copy()
-    mine(root / "compare" / "report.html")
-    seen = refused("compare", lab.recipe(), "--methods", "rloo", "--kl-budgets", "0.5")
-    assert (root / "compare" / "report.html").read_text() == "mine"
-    assert not list((root / "stages").glob("train-rloo*"))
-    return seen

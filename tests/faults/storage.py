@@ -319,7 +319,6 @@ OPENERS = {
         ["run", "--until", "calibrate"],
         ["generate", "--policy", "plain", "--prompt", "Hello"],
         ["export", "--to", "trl", "--transform", "exp:10", "--kl", "0.1"],
-        ["compare", "--kl-budgets", "0.1", "--methods", "qrpo"],
     ],
     "models/reward": [
         ["serve-reward", "--transform", "exp:10"],
@@ -349,7 +348,7 @@ def replaced(lab: Lab, harm: Callable[[Path], object]) -> Seen:
         states = [unit.state for unit in status(load_recipe(lab.recipe())).units]
         assert [state for state in states if state != "done"] == ["damaged"]
         for command, *words in commands:
-            seen = refused(command, lab.recipe() if command in ("run", "compare") else root, *words)
+            seen = refused(command, lab.recipe() if command == "run" else root, *words)
             assert (seen.code, f"{folder}/model.safetensors" in seen.said) == (3, True), seen
         remove(weights)
         weights.write_bytes(kept)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from figures import BY_NUMBER, Claim, Measurement
 from hacking import PHRASES, TESTS, decisions, poison
+from method_policies import MethodPolicies
 from reproduce import Reproduction, main
 from rich.console import Console
 
-from infalign.compare.policies import MethodPolicies
 from infalign.method.calibration import calibrate
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.cli import compare, init, pass_at_k, recipes, run, serving, theory, trainers, win_rate
+from infalign.cli import init, pass_at_k, recipes, run, serving, theory, trainers, win_rate
 from infalign.core.display import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
@@ -53,7 +53,6 @@ COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and 
         serving.generate: serving.GENERATE_EPILOGUE,
         serving.serve: serving.SERVE_EPILOGUE,
     },
-    "Compare methods": {compare.compare: compare.COMPARE_EPILOGUE},
     "Plan a run with theory": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
     "Measure tables of rewards": {
         win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE,
@@ -97,8 +96,6 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # not every encoding has ✓
     if words[:1] == ["run"]:  # reads the built-in recipes
         app["run"].help_epilogue = run.run_epilogue()
-    if words[:1] == ["compare"]:  # listing the methods imports NumPy
-        app["compare"].help_epilogue = compare.COMPARE_EPILOGUE + compare.list_methods()
     try:
         app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:

@@ -41,15 +41,6 @@ AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing e
 Host = Annotated[str, Parameter(help="The address to listen on.")]
 Port = Annotated[int, WHOLE, Parameter(help="The port to listen on.", validator=Number(gte=1, lte=65535))]
 BaseName = Annotated[str | None, Parameter(help="How the base policy is served, if not the same way.")]
-KLBudgets = Annotated[str | None, Parameter(help="In nats, separated by commas; default: 0.5,1 (see below).")]
-
-
-def read_budgets(text: str | None) -> list[float] | None:
-    """Return the KL budgets that are given, if any. Raises ConfigError for a word that is no number."""
-    try:
-        return None if text is None else [float(budget) for budget in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--kl-budgets takes numbers such as 0.5,1; found {text!r}") from error
 
 
 def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":

@@ -6,10 +6,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths in a run directory; results and report lie in it, those of a comparison in a ``report_folder``."""
+    """Paths in a run directory."""
 
     root: Path
-    report_folder: str = ""
 
     @property
     def data(self) -> Path:
@@ -77,19 +76,14 @@ class Layout:
         return self.root / "evaluation" / name
 
     @property
-    def reported(self) -> Path:
-        """The folder with results and report."""
-        return self.root / self.report_folder
-
-    @property
     def results(self) -> Path:
         """All numbers of the evaluation."""
-        return self.reported / "results.json"
+        return self.root / "results.json"
 
     @property
     def report(self) -> Path:
         """The report, with its figures embedded."""
-        return self.reported / "report.html"
+        return self.root / "report.html"
 
     @property
     def digests(self) -> Path:

@@ -58,9 +58,9 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         import matplotlib
     except ImportError as error:
         raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
-    folder, evaluated = layout.reported / "figures", ScoredSamples.of(recipe, layout)
+    folder, evaluated = layout.root / "figures", ScoredSamples.of(recipe, layout)
     recorded = records(layout.root)
-    results, made = read_results(layout.reported), {name: recorded[name] for name in finished if name in recorded}
+    results, made = read_results(layout.root), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
     policies = {name: resolved_policy(name, recipe.policies, recipe.procedure, layout) for name in recipe.policies}
     looks = {name: Look(*look, policies[name], evaluated.law_at) for name, look in policy_looks(results).items()}

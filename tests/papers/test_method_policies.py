@@ -1,5 +1,6 @@
 """Methods as policies of a recipe: their settings, their budgets, and which of them a recipe can have."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,9 @@ import micro
 import numpy as np
 import pyarrow as pa
 import pytest
+from method_policies import MethodPolicies, check_budgets, possible_methods
+from methods import METHODS, nearest_n
 
-from infalign.compare.methods import METHODS, nearest_n
-from infalign.compare.policies import MethodPolicies, possible_methods
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_table
 from infalign.method.procedures import BestOfN, WorstOfN
@@ -150,30 +151,17 @@ def test_no_further_budget_is_more_than_the_rollouts_can_spend(tmp_path: Path, t
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("method", "budgets", "said"),
     [
-        (["--methods", "qpro"], "unknown method 'qpro'; did you mean qrpo?"),
-        (["--methods", "zzz"], "unknown method 'zzz'; known: qrpo, "),
-        (["--methods", "ipo-for-32"], "ipo has the same transformation for every N"),
-        (["--kl-budgets", "0,1"], "KL budgets must be positive numbers"),
-        (["--kl-budgets", "a"], "--kl-budgets takes numbers such as 0.5,1; found 'a'"),
-        (["--set", "procedure=standard"], "the recipe's procedure is standard; change it"),
-        (["--methods", "bon-sft", "--kl-budgets", "2"], "needs rollout.k of at least 19"),
+        ("qpro", [0.5], "unknown method 'qpro'; did you mean qrpo?"),
+        ("zzz", [0.5], "unknown method 'zzz'; known: qrpo, "),
+        ("ipo-for-32", [0.5], "ipo has the same transformation for every N"),
+        ("qrpo", [0, 1], "KL budgets must be positive numbers"),
+        ("bon-sft", [2], "needs rollout.k of at least 19"),
     ],
 )
-def test_mistakes_are_one_sentence_before_any_work(main: Any, tmp_path: Path, words: list[str], said: str) -> None:
-    """What cannot be compared is said with what would be possible, exit code 2, and the run directory is not made."""
-    recipe(tmp_path)
-    code, _, err = main("compare", tmp_path / "recipe.yaml", "--set", "procedure=best-of-2", *words)
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("infalign: ")
-    assert said in err
+def test_mistakes_are_named_before_any_work(tmp_path: Path, method: str, budgets: list[float], said: str) -> None:
+    """What cannot be compared is said with what would be possible, and the run directory is not made."""
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        MethodPolicies(recipe(tmp_path), [method], check_budgets(budgets))
     assert not (tmp_path / "run").exists()
-
-
-def test_the_help_lists_the_methods(main: Any) -> None:
-    """Each method is there with its line, and no line is wider than a terminal."""
-    code, out, _ = main("compare", "--help")
-    assert code == 0
-    assert all(name in out and method.about in out for name, method in METHODS.items())
-    assert max(map(len, out.splitlines())) <= 80

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from methods import METHODS, read_method
 from pydantic import ValidationError
 
-from infalign.compare.methods import METHODS, read_method
 from infalign.core.errors import ConfigError
 from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout

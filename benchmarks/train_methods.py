@@ -1,0 +1,35 @@
+"""Methods trained from one run directory, on the same rollouts, at several KL budgets."""
+
+from method_policies import MethodPolicies
+from rich.console import Console
+
+from infalign.pipeline.units import Unit
+from infalign.report.scored_samples import ScoredSamples
+from infalign.steps import whole_run
+from infalign.steps.evaluate import evaluations
+from infalign.steps.run import Run
+
+ROUNDS = 2  # of further budgets
+
+
+def comparison_units(run: Run) -> list[Unit]:
+    """Return the units of a comparison: all up to the policies, and their evaluation."""
+    return [*whole_run.units(run, until="train"), *evaluations(run)]
+
+
+def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Console) -> MethodPolicies:
+    """Train the policies and evaluate them. Return them with those of further budgets.
+
+    In up to ``rounds`` rounds a method that has policies on one side only of the median KL for a budget gets another.
+    """
+    while True:
+        with whole_run.open_run(policies.recipe) as run:
+            # Results, report and recorded recipe of the run are not overwritten: they may be for other policies.
+            whole_run.do_units(run, comparison_units(run), until="evaluate", console=console)
+        if not rounds:
+            return policies
+        evaluated = ScoredSamples.of(policies.recipe, run.layout)
+        wider = policies.bracketed({name: float(evaluated.kl(name).mean()) for name in policies.recipe.policies})
+        if wider.recipe.policies.keys() == policies.recipe.policies.keys():
+            return policies
+        policies, rounds = wider, rounds - 1
