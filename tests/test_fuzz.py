@@ -28,7 +28,7 @@ from infalign.core.errors import InfalignError
 from infalign.core.storage import read_table
 from infalign.data.examples import from_table, load_examples, to_table
 from infalign.data.files import read_rows
-from infalign.evaluation.reward_tables import read_rewards
+from infalign.evaluation.table_files import read_rewards
 from infalign.method.procedures import parse_procedure
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping

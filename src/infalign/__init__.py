@@ -10,6 +10,8 @@ Axis letters in array names: ``P`` prompts, ``K`` reference rollouts of a prompt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from infalign.evaluation.measures import measure, paired_differences, pass_at_k
+    from infalign.evaluation.table_files import read_rewards
     from infalign.evaluation.win_rates import win_rates
     from infalign.method.calibration import calibrate
     from infalign.method.group_advantages import advantages
@@ -49,10 +51,14 @@ __all__ = [
     "calibrate_prompts",
     "choose",
     "law_at_kl",
+    "measure",
     "optimal",
     "optimum",
+    "paired_differences",
     "parse_procedure",
     "parse_transform",
+    "pass_at_k",
+    "read_rewards",
     "run",
     "training_beta",
     "win_rates",
@@ -68,6 +74,8 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "theory.law",
     "theory.optimum",
     "theory.choose",
+    "evaluation.measures",
+    "evaluation.table_files",
     "evaluation.win_rates",
     "rewards.classifier",
     "sampling.calibrated_prompts",

@@ -1,14 +1,12 @@
 """pass@k and its relatives are the means over all sets of k responses."""
 
 from itertools import combinations
-from math import comb
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.evaluation.pass_at_k import Metric, measure_table, pass_rates
+from infalign.evaluation.pass_at_k import Metric
 
 CORRECT = np.array([[0, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1]], float)
 ANSWERS = np.array([[3, 1, 2, 2, 1, 4], [5, 6, 5, 6, 7, 8], [1] * 6, [1, 2, 1, 1, 2, 1]])
@@ -28,6 +26,8 @@ def voted(correct: np.ndarray, answers: np.ndarray) -> float:
         ("pass^", lambda correct, _: correct.min()),
         ("avg@", lambda correct, _: correct.mean()),
         ("maj@", voted),
+        ("best-of-", lambda correct, _: correct.max()),
+        ("worst-of-", lambda correct, _: correct.min()),
     ],
 )
 def test_a_metric_is_the_mean_over_all_sets_of_k(kind: str, of_set: object, k: int) -> None:
@@ -40,36 +40,11 @@ def test_a_metric_is_the_mean_over_all_sets_of_k(kind: str, of_set: object, k: i
     assert Metric.parse(f"{kind}{k}").of_prompts(CORRECT, ANSWERS) == pytest.approx(expected)
 
 
-def test_prompts_may_have_different_numbers_of_responses_and_rewards_may_be_graded() -> None:
-    """1 − C(n − c, k)/C(n, k), with a threshold that says what is right."""
-    (found,) = pass_rates([[0.01, 0.2, 1.0, 0.5], [1.0, 0.01]], ["pass@2"], threshold=0.5)
-    assert found["mean"] == pytest.approx((1 - comb(2, 2) / comb(4, 2) + 1) / 2)
-    assert found["low"] <= found["mean"] <= found["high"]
-    assert found["prompts"] == 2
-
-
-def test_a_table_is_measured_for_powers_of_two(tmp_path: Path) -> None:
-    """Up to the fewest responses of a prompt; answers come from their column."""
-    rows = [(name, int(name == "a" or n == 0), n % 2) for name in "abc" for n in range(5)]
-    file = tmp_path / "samples.csv"
-    file.write_text("prompt_id,reward,answer\n" + "".join(f"{p},{r},{a}\n" for p, r, a in rows))
-    found = measure_table(file, None)
-    assert [record["metric"] for record in found] == ["pass@1", "pass@2", "pass@4"]
-    assert found[1]["mean"] == pytest.approx((1 + 2 * 2 / 5) / 3)
-    assert measure_table(file, ["maj@5"])[0]["mean"] == pytest.approx((1 + 2 / 3) / 3)
-
-
-def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
-    """Graded rewards, too few responses, an unknown metric, and votes without answers."""
-    with pytest.raises(DataError, match="not all 0 or 1; give the threshold"):
-        pass_rates([[0.5, 1.0]] * 2, ["pass@1"])
+def test_what_cannot_be_measured_is_named() -> None:
+    """Too few responses, an unknown metric, and votes without answers."""
     with pytest.raises(DataError, match="pass@8 needs 8 responses per prompt, found 6"):
-        pass_rates(CORRECT, ["pass@8"])
+        Metric.parse("pass@8").of_prompts(CORRECT)
     with pytest.raises(ConfigError, match=r"unknown metric 'best@8'; known: pass@K, pass\^K"):
-        pass_rates(CORRECT, ["best@8"])
+        Metric.parse("best@8")
     with pytest.raises(DataError, match="maj@2 needs a column answer"):
-        pass_rates(CORRECT, ["maj@2"])
-    file = tmp_path / "samples.csv"
-    file.write_text("prompt_id,reward\na,1\na,0\nb,1\nb,0\n")
-    with pytest.raises(DataError, match="4 rows have no column answer"):
-        measure_table(file, ["maj@2"])
+        Metric.parse("maj@2").of_prompts(CORRECT)

@@ -16,8 +16,9 @@ from rich.console import Console
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import estimate
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.reward_tables import pair, read_rewards
+from infalign.evaluation.pairing import pair
 from infalign.evaluation.samples import Samples
+from infalign.evaluation.table_files import read_rewards
 from infalign.evaluation.tables import compare_tables, print_comparison
 from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws, tie_rate
 from infalign.method.procedures import BestOfN, RewindAndRepeat, parse_procedure
@@ -214,7 +215,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
             "line 2: column length is missing or empty, but other rows",
         ),
         ("t.jsonl", '{"prompt_id": "a", "reward": "0.5"}', "line 1, prompt 'a': reward is '0.5'; it must be a number"),
-        ("t.jsonl", '{"prompt_id": "a", "reward": true}', "line 1, prompt 'a': reward is True; it must be a number"),
+        ("t.csv", "prompt_id,reward\na,85%\n", "reward is '85%'; it must be a number, such as 0.85 for 85%"),
         ("t.jsonl", f'{{"prompt_id": "a", "reward": {10**400}}}', "line 1, prompt 'a': reward is inf, which cannot be"),
         ("t.csv", "prompt_id,reward,reward\na,1,-1\n", "the name 'reward' occurs twice"),
         (

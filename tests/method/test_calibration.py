@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from infalign.core.errors import DataError
-from infalign.evaluation.pass_at_k import pass_rates
+from infalign.evaluation.measures import pass_at_k
 from infalign.evaluation.win_rates import win_rates
 from infalign.method.calibration import calibrate, win
 from infalign.method.group_advantages import advantages
@@ -64,7 +64,7 @@ ENTRANCES = {
     "win": lambda rewards: win(rewards, 0.0),
     "optimum": lambda rewards: optimum(rewards, "best-of-2", kl=0.01),
     "advantages": lambda rewards: advantages(rewards[0], [0, 0], "rloo"),
-    "pass_rates": lambda rewards: pass_rates(rewards, ["pass@1"], threshold=0.5),
+    "pass_at_k": lambda rewards: pass_at_k(rewards, 1, threshold=0.5),
     "win_rates": lambda rewards: win_rates(rewards, [[0.0, 1.0]] * 2, "standard"),
     "function": lambda rewards: CalibratedReward(lambda prompts, responses: rewards[0], "exp:10")(
         ["p"] * 2, ["r"] * 2, [[0.0, 1.0]] * 2

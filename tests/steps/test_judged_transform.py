@@ -9,7 +9,7 @@ import pytest
 
 from infalign.core.errors import ConfigError
 from infalign.evaluation.judge import estimated_judge
-from infalign.evaluation.reward_tables import judged_samples
+from infalign.evaluation.pairing import judged_samples
 from infalign.method.procedures import BestOfN
 from infalign.method.shapings import Ranked
 from infalign.method.transforms import parse_transform

@@ -133,7 +133,7 @@ def choose(
     """Rank transformations by what they achieve with K rollouts per prompt."""
     from infalign.core.storage import write_text
     from infalign.evaluation.judge import estimated_judge
-    from infalign.evaluation.reward_tables import judged_samples
+    from infalign.evaluation.pairing import judged_samples
     from infalign.method.procedures import parse_procedure
     from infalign.theory.choose import choose as choose_transform
     from infalign.theory.law import law_at_kl

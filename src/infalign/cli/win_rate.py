@@ -34,7 +34,8 @@ def win_rate(
     as_json: AsJson = False,
 ) -> None:
     """Measure inference-time win rates on two tables of rewards."""
-    from infalign.evaluation.reward_tables import pair, read_rewards
+    from infalign.evaluation.pairing import pair
+    from infalign.evaluation.table_files import read_rewards
     from infalign.evaluation.tables import compare_tables, print_comparison
 
     pairing = pair(read_rewards(policy), read_rewards(base), common_prompts=common_prompts, seed=seed)

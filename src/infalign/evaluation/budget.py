@@ -12,7 +12,7 @@ from rich.console import Console
 from infalign.core.display import counted, heading, number, plain_table, say
 from infalign.core.errors import DataError
 from infalign.data.files import read_rows
-from infalign.evaluation.reward_tables import read_rewards
+from infalign.evaluation.table_files import read_rewards
 from infalign.method.calibration import Array
 from infalign.method.optimum import optimum
 from infalign.method.procedures import BestOfN, RankProcedure, WorstOfN
@@ -100,11 +100,10 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
             raise DataError(f"{where}: pass_rate must be between 0 and 1, found {rate!r}")
         right_P = np.rint(rates_P * rollouts)
         return np.asarray(np.arange(rollouts) >= rollouts - right_P[:, None], float)
-    table = read_rewards(path)
-    by_prompt = table.rows_by_prompt()
-    if (fewest := min(map(len, by_prompt))) != (most := max(map(len, by_prompt))):
+    stored_P = [*read_rewards(path).rewards_by_prompt().values()]
+    if (fewest := min(map(len, stored_P))) != (most := max(map(len, stored_P))):
         raise DataError(f"{path} has {fewest} to {most} rewards per prompt; give as many for each")
-    return np.asarray(table.numbers["reward"][np.stack(by_prompt)], float)
+    return np.stack(stored_P)
 
 
 def print_budgets(budgets: Sequence[Budget], console: Console) -> None:

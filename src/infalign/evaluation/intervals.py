@@ -1,6 +1,7 @@
 """Means over prompts with their intervals."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,6 +30,31 @@ class Estimate:
     def as_dict(self) -> dict[str, float]:
         """Return the numbers by name."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """The confidence level of intervals, and the seed of the bootstrap."""
+
+    level: float = 0.95
+    seed: int = 0
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The quantiles at the two ends of an interval."""
+        return 0.5 - self.level / 2, 0.5 + self.level / 2
+
+    def of(self, values_P: Any) -> dict[str, float]:
+        """Return the mean over prompts with its interval."""
+        return estimate(values_P, confidence=self.level, seed=self.seed).as_dict()
+
+    def of_differences(self, differences_P: Any) -> dict[str, float]:
+        """Return the mean over prompts of differences of shares with its interval, which holds where few differ too."""
+        return estimate_difference(differences_P, confidence=self.level, seed=self.seed).as_dict()
+
+    def of_shares(self, shares_P: Any) -> dict[str, float]:
+        """Return the mean over prompts of shares with its interval, which holds near 0 and 1 too."""
+        return estimate_share(shares_P, confidence=self.level, seed=self.seed).as_dict()
 
 
 def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Estimate:

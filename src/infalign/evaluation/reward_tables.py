@@ -1,227 +1,171 @@
-"""Tables of rewards from any source: one row per response, with the columns ``prompt_id`` and ``reward``.
+"""Tables of rewards from any source: a row per response, with its prompt, its model and its reward."""
 
-``judge_reward`` and ``length`` are optional: responses are selected by ``reward`` and judged by ``judge_reward``, or by
-``reward`` itself where neither table has a judge; lengths, in any unit, give a length-controlled win rate.
-"""
-
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from infalign.core.display import listed_names
 from infalign.core.errors import DataError
-from infalign.data.files import read_rows
-from infalign.evaluation.samples import Samples
-from infalign.method.calibration import Array, as_rewards, not_a_number
+from infalign.method.calibration import Array, as_rewards
 
-REQUIRED = ("prompt_id", "reward")
-COLUMNS = (*REQUIRED, "judge_reward", "length")
+NO_LABEL = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Rewards:
-    """A table of rewards: the prompt of each row as text, and the number columns that the file has."""
+class Labels:
+    """A text for each of R rows: ``names`` in the order in which they first occur, and their numbers ``codes``, (R,).
 
-    path: Path
-    prompt_ids: "pa.ChunkedArray[Any]"
+    The number is −1 where a row has no text.
+    """
+
+    codes: NDArray[np.int32]
+    names: Sequence[str]
+
+    @classmethod
+    def of(cls, column: "pa.ChunkedArray[Any] | pa.Array[Any]") -> "Labels":
+        """Return the values of a column as text."""
+        chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+        if not pa.types.is_dictionary(chunked.type):
+            chunked = chunked.cast(pa.large_string()).dictionary_encode()
+        parts: Any = chunked.unify_dictionaries().chunks
+        codes = [part.indices.fill_null(NO_LABEL).to_numpy(zero_copy_only=False) for part in parts]
+        names = parts[0].dictionary.cast(pa.large_string()).to_pylist() if parts else []
+        return cls(np.concatenate([np.empty(0), *codes]).astype(np.int32), names)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Labels]") -> "Labels":
+        """Return the rows of all parts, one after the other."""
+        number = {name: code for code, name in enumerate(dict.fromkeys(name for one in parts for name in one.names))}
+        codes = [np.array([*(number[name] for name in one.names), NO_LABEL], np.int32)[one.codes] for one in parts]
+        return cls(np.concatenate(codes), list(number))
+
+    def take(self, rows: NDArray[Any]) -> "Labels":
+        """Return some rows, with the names that are left."""
+        found, codes = np.unique(self.codes[rows], return_inverse=True)
+        labelled = found[found >= 0]
+        return Labels((codes - (found.size - labelled.size)).astype(np.int32), [self.names[code] for code in labelled])
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTable:
+    """Rewards of R responses.
+
+    ``numbers`` has ``reward`` and, where there, ``judge_reward`` and ``length``, each (R,). ``columns`` has ``answer``
+    and what else was asked for. ``notes`` say in sentences what was assumed, left out or ignored.
+    """
+
+    source: str
+    prompts: Labels
+    models: Labels
     numbers: Mapping[str, Array]
+    columns: Mapping[str, Labels]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, rewards: "RewardTable | Sequence[ArrayLike] | Array", model: str = "model") -> "RewardTable":
+        """Return the table of the rewards of each prompt, which may be of different number; a table as it is.
+
+        Raises DataError for a reward that is not finite and a prompt without one.
+        """
+        if isinstance(rewards, RewardTable):
+            return rewards
+        rows = [as_rewards(row) for row in rewards]
+        if not rows or any(row.ndim != 1 or row.size == 0 or not np.isfinite(row).all() for row in rows):
+            raise DataError("give one or more finite rewards for each prompt: prompts × samples, or a list of lists")
+        values = np.concatenate(rows)
+        prompts = np.repeat(np.arange(len(rows), dtype=np.int32), [row.size for row in rows])
+        names = [str(prompt) for prompt in range(len(rows))]
+        return cls(
+            "rewards",
+            Labels(prompts, names),
+            Labels(np.zeros(values.size, np.int32), [model]),
+            {"reward": values},
+            {},
+        )
 
     @property
     def judge(self) -> str:
         """The column whose values say which response is better."""
         return "judge_reward" if "judge_reward" in self.numbers else "reward"
 
-    def rows_by_prompt(self) -> list[NDArray[np.intp]]:
-        """Return the rows of each prompt in their order."""
-        texts = np.asarray(self.prompt_ids.to_pylist())
-        _, prompt_of, counts = np.unique(texts, return_inverse=True, return_counts=True)
-        return np.split(np.argsort(prompt_of, kind="stable"), np.cumsum(counts)[:-1])
+    def column(self, name: str) -> Labels:
+        """Return a column. Raises DataError, which lists those there are, for another name."""
+        if name not in self.columns:
+            raise DataError(f"{self.source} has no column {name}; it has {', '.join(self.columns) or 'no others'}")
+        return self.columns[name]
 
-    def samples(self, rows_PM: NDArray[np.intp]) -> Samples:
-        """Return the samples at these rows."""
-        lengths = self.numbers["length"][rows_PM] if "length" in self.numbers else None
-        return Samples(self.numbers["reward"][rows_PM], self.numbers[self.judge][rows_PM], lengths)
+    def groups(self) -> "Groups":
+        """Return the rows of each prompt of each model, in their order."""
+        width = len(self.prompts.names)
+        keys = self.models.codes.astype(np.int64) * width + self.prompts.codes
+        order = np.argsort(keys, kind="stable")
+        found, starts, sizes = np.unique(keys[order], return_index=True, return_counts=True)
+        return Groups(found // width, found % width, order, starts, sizes)
 
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Prompts with equal numbers of samples: their places in the order of the policy's table, and the samples."""
-
-    places: NDArray[np.intp]
-    example: str  # a prompt
-    policy: Samples
-    base: Samples
-
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """Two tables side by side: the blocks of the prompts that both have, and how many prompts only one has."""
-
-    policy: Rewards
-    base: Rewards
-    blocks: Sequence[Block]
-    policy_only: int = 0
-    base_only: int = 0
-
-
-def read_rewards(path: str | Path) -> Rewards:
-    """Return the rewards of a .parquet, .csv, .jsonl or .jsonl.gz file.
-
-    ``prompt_id`` is text or a whole number and compared as text: 1 and "1" are one prompt, "01" is another. Numbers
-    keep the precision of the file. An optional column without any value counts as absent; other columns are ignored.
-
-    Raises DataError that names row and column for a number that is absent, NaN, infinite or text (but in CSV all is
-    text), for an absent prompt_id, for an absent column, and for a file that is missing, empty, damaged or of another
-    kind.
-    """
-    path = Path(path)
-    if path.suffix == ".parquet":
-        try:
-            return _read_columns(path)
-        except (OSError, pa.ArrowException, DataError, ValueError, KeyError):  # KeyError: an absent or duplicate column
-            pass  # its rows say where
-    return _read_by_row(path)
-
-
-def _read_columns(path: Path) -> Rewards:
-    """Return the rewards of a Parquet file whose columns are as they should be. Raises ValueError for others."""
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        table = file.read([name for name in COLUMNS if name in file.schema_arrow.names])
-    ids, _ = table["prompt_id"], table["reward"]
-    if pa.types.is_dictionary(ids.type):
-        ids = ids.cast(ids.type.value_type)
-    if not (pa.types.is_integer(ids.type) or ids.type in (pa.string(), pa.large_string(), pa.string_view())):
-        raise ValueError(ids.type)
-    texts: pa.ChunkedArray[Any] = ids.cast(pa.large_string())
-    names = [name for name in table.column_names if name in REQUIRED or table[name].null_count < table.num_rows]
-    numbers = {name: _finite(table[name]) for name in names if name != "prompt_id"}
-    if len(texts) == 0 or texts.null_count or pc.min(pc.binary_length(texts)).as_py() == 0:
-        raise ValueError("rows without prompt_id")
-    return Rewards(path, texts, numbers)
-
-
-def _finite(column: "pa.ChunkedArray[Any]") -> Array:
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) or column.null_count:
-        raise ValueError(column.type)
-    values = cast(Array, np.from_dlpack(column.combine_chunks()))  # to_numpy imports pandas
-    if not np.isfinite(as_rewards(values)).all():
-        raise ValueError("not finite")
-    return values
-
-
-def _read_by_row(path: Path) -> Rewards:
-    found: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    absent: dict[str, str] = {}
-    for where, row in read_rows(path):
-        for name, values in found.items():
-            value = row.get(name)
-            if value is None or value == "":
-                if name in REQUIRED:
-                    raise DataError(f"{where}: column {name} is missing or empty; the row has {sorted(row)}")
-                absent.setdefault(name, where)
-            else:
-                try:
-                    values.append(_prompt_text(value) if name == "prompt_id" else _number(value, path))
-                except ValueError as error:
-                    raise DataError(f"{where}, prompt {row['prompt_id']!r}: {name} is {error}") from None
-            if name in absent and values:
-                raise DataError(f"{absent[name]}: column {name} is missing or empty, but other rows have it")
-    texts = pa.chunked_array([pa.array(found.pop("prompt_id"), pa.large_string())])
-    return Rewards(path, texts, {name: np.array(values, float) for name, values in found.items() if values})
-
-
-def _prompt_text(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"of type {type(value).__name__}; it must be text or a whole number")
-    return str(value)
-
-
-def _number(value: Any, path: Path) -> float:
-    try:
-        if isinstance(value, bool) or (isinstance(value, str) and (path.suffix != ".csv" or "_" in value)):
-            raise ValueError
-        number = int(value) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else value
-        found = float(number)
-    except OverflowError:  # whole numbers in JSON can be arbitrarily large
-        found = math.inf
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r}; it must be a number") from None
-    if not math.isfinite(found):
-        raise ValueError(f"{found}, which cannot be ranked; score the response again")
-    if isinstance(number, int) and (problem := not_a_number(number)):
-        raise ValueError(problem.removeprefix("found "))
-    return found
-
-
-def pair(policy: Rewards, base: Rewards, *, common_prompts: bool = False, seed: int = 0) -> Pairing:
-    """Return the samples of both tables for the same prompts, in blocks of equal numbers of samples.
-
-    The samples of a prompt are shuffled: a table sorted by reward would give Rewind-and-Repeat a wrong threshold.
-
-    Raises DataError for prompts that only one table has, unless ``common_prompts`` leaves them out; if none is common;
-    and if only one table has a judge.
-    """
-    if policy.judge != base.judge:
-        has, lacks = (policy, base) if policy.judge == "judge_reward" else (base, policy)
-        raise DataError(f"{has.path} has the column judge_reward, {lacks.path} does not; add it or drop it")
-    tables = (policy, base)
-    texts, codes = _codes([table.prompt_ids for table in tables])
-    counts = np.stack([np.bincount(code, minlength=len(texts)) for code in codes])
-    common = np.flatnonzero((counts > 0).all(axis=0))
-    alone = [np.flatnonzero(counts[other] == 0) for other in (1, 0)]
-    if any(places.size for places in alone) and not common_prompts:
-        found = [
-            f"{places.size:,} prompts are only in {table.path}, such as {texts[places[0]].as_py()!r}"
-            for table, places in zip(tables, alone, strict=True)
-            if places.size
-        ]
-        raise DataError(f"{'; '.join(found)}; pass --common-prompts to compare the {common.size:,} prompts in both")
-    if common.size == 0:
-        raise DataError(f"{policy.path} and {base.path} have no prompts in common")
-    rng = np.random.default_rng(seed)
-    shuffled = [rng.permutation(code.size) for code in codes]
-    rows = [order[np.argsort(code[order], kind="stable")] for code, order in zip(codes, shuffled, strict=True)]
-    starts = np.cumsum(counts, axis=1) - counts
-    shapes, shape_of = np.unique(counts.T[common], axis=0, return_inverse=True)
-    blocks = []
-    for number, shape in enumerate(shapes):
-        places = np.flatnonzero(shape_of == number)
-        prompts = common[places]
-        both = (
-            table.samples(order[start[prompts][:, None] + np.arange(samples)])
-            for table, order, start, samples in zip(tables, rows, starts, shape, strict=True)
+    def take(self, rows: NDArray[Any]) -> "RewardTable":
+        """Return some rows."""
+        return replace(
+            self,
+            prompts=self.prompts.take(rows),
+            models=self.models.take(rows),
+            numbers={name: values[rows] for name, values in self.numbers.items()},
+            columns={name: labels.take(rows) for name, labels in self.columns.items()},
         )
-        blocks.append(Block(places, texts[prompts[0]].as_py(), *both))
-    return Pairing(policy, base, blocks, *(places.size for places in alone))
+
+    def rewards_by_prompt(self) -> dict[str, Array]:
+        """Return the sorted rewards of each prompt: what `optimum` takes, and a trainer's ``reference_rewards``.
+
+        Raises DataError for a table of several models.
+        """
+        if len(self.models.names) > 1:
+            raise DataError(f"{self.source} has the models {listed_names(self.models.names)}; take the rows of one")
+        groups = self.groups()
+        values = np.split(self.numbers["reward"][groups.order], groups.starts[1:])
+        return {self.prompts.names[p]: np.sort(own) for p, own in zip(groups.prompts, values, strict=True)}
 
 
-def _codes(columns: Sequence["pa.ChunkedArray[Any]"]) -> tuple[Any, list[NDArray[np.intp]]]:
-    """Return the distinct texts of all columns in the order of their first occurrence, and each column by number."""
-    chunks = [chunk for column in columns for chunk in column.chunks]
-    encoded: Any = pa.chunked_array(chunks).dictionary_encode().unify_dictionaries()
-    codes = np.concatenate([np.from_dlpack(chunk.indices) for chunk in encoded.chunks]).astype(np.intp)
-    return encoded.chunk(0).dictionary, np.split(codes, np.cumsum([len(column) for column in columns])[:-1])
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The prompts of all models: G groups of rows, which ``order``, (R,), lists one after the other."""
+
+    models: NDArray[np.int64]
+    prompts: NDArray[np.int64]
+    order: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    sizes: NDArray[np.intp]
 
 
-def judged_samples(path: str | Path, *, seed: int = 0) -> Samples:
-    """Return a table's responses as samples, as many of every prompt as the prompt with the fewest has, shuffled.
+def joined(tables: Sequence[RewardTable]) -> RewardTable:
+    """Return the rows of all tables; models of one name in two of them get their files' names in front.
 
-    Raises DataError as `read_rewards`, and for a table without ``judge_reward``.
+    Raises DataError where two files and models have the same names.
     """
-    rewards = read_rewards(path)
-    if rewards.judge != "judge_reward":
-        raise DataError(f"{path} has no column judge_reward; add the judge's score of each response")
-    blocks = pair(rewards, rewards, seed=seed).blocks
-    fewest = min(block.policy.selected.shape[1] for block in blocks)
-    columns = [
-        np.concatenate([values[:, :fewest] for values in found])
-        for found in zip(*((block.policy.selected, block.policy.judged) for block in blocks), strict=True)
-    ]
-    return Samples(*columns)
+    if len(tables) == 1:
+        return tables[0]
+    names = [name for table in tables for name in table.models.names]
+    models = []
+    for table in tables:
+        stem = Path(table.source).stem
+        spelled = [f"{stem}: {name}" if names.count(name) > 1 else name for name in table.models.names]
+        models.append(replace(table.models, names=spelled))
+    spelled = [name for one in models for name in one.names]
+    if doubled := sorted({name for name in spelled if spelled.count(name) > 1}):
+        raise DataError(f"two files of one name have the model {listed_names(doubled)}; rename a file")
+    shared = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
+    return RewardTable(
+        ", ".join(table.source for table in tables),
+        Labels.joined([table.prompts for table in tables]),
+        Labels.joined(models),
+        {"reward": np.concatenate([table.numbers["reward"] for table in tables])},
+        {
+            name: Labels.joined([table.columns[name] for table in tables])
+            for name in tables[0].columns
+            if name in shared
+        },
+        tuple(f"{Path(table.source).name}: {note}" for table in tables for note in table.notes),
+    )

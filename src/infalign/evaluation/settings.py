@@ -1,7 +1,6 @@
 """How policies are served and evaluated."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -32,37 +31,6 @@ def read_rewind(name: str) -> RewindAndRepeat:
 
 ProcedureSetting = Annotated[Served, *spelled(read_procedure)]
 RewindSetting = Annotated[RewindAndRepeat, *spelled(read_rewind)]
-
-
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """The confidence level of intervals, and the seed of the bootstrap."""
-
-    level: float
-    seed: int
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The quantiles at the two ends of an interval."""
-        return 0.5 - self.level / 2, 0.5 + self.level / 2
-
-    def of(self, values_P: Any) -> dict[str, float]:
-        """Return the mean over prompts with its interval."""
-        from infalign.evaluation.intervals import estimate
-
-        return estimate(values_P, confidence=self.level, seed=self.seed).as_dict()
-
-    def of_differences(self, differences_P: Any) -> dict[str, float]:
-        """Return the mean over prompts of differences of shares with its interval, which holds where few differ too."""
-        from infalign.evaluation.intervals import estimate_difference
-
-        return estimate_difference(differences_P, confidence=self.level, seed=self.seed).as_dict()
-
-    def of_shares(self, shares_P: Any) -> dict[str, float]:
-        """Return the mean over prompts of shares with its interval, which holds near 0 and 1 too."""
-        from infalign.evaluation.intervals import estimate_share
-
-        return estimate_share(shares_P, confidence=self.level, seed=self.seed).as_dict()
 
 
 class Evaluate(Settings):

@@ -11,7 +11,7 @@ from infalign.core.display import amount, heading, plain_table, say, share
 from infalign.core.errors import DataError
 from infalign.evaluation.intervals import estimate, estimate_share
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.reward_tables import Block, Pairing
+from infalign.evaluation.pairing import Block, Pairing
 from infalign.evaluation.win_rates import rewind_draws, tie_rate, win_rates_of
 from infalign.method.calibration import Array
 from infalign.method.procedures import Procedure, parse_procedure, rewinds
@@ -89,7 +89,7 @@ def _order(blocks: Sequence[Block]) -> NDArray[np.intp]:
 
 def _at_equal_length(pairing: Pairing, procedure: Procedure, served: Procedure) -> Array:
     """Return values of prompts whose mean is the win rate at equal length. Raises DataError where there is none."""
-    if missing := [str(table.path) for table in (pairing.policy, pairing.base) if "length" not in table.numbers]:
+    if missing := [table.source for table in (pairing.policy, pairing.base) if "length" not in table.numbers]:
         raise DataError(f"no column length in {' and '.join(missing)}")
     values = length_controlled([(block.policy, block.base) for block in pairing.blocks], procedure, served)
     return values[_order(pairing.blocks)]

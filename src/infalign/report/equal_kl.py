@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from infalign.evaluation.settings import Confidence
+from infalign.evaluation.intervals import Confidence
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.transforms import Identity

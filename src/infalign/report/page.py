@@ -4,13 +4,11 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infalign.core.display import amount, gain, number, ratio, share
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
@@ -41,10 +39,10 @@ from infalign.report.run_figures import (
 )
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import comparison_rows, shown_ks
+from infalign.report.templates import html_template
 from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, verdict
 
 SHOWN_EXAMPLES = 4
-CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n\r"}
 
 
 def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
@@ -77,7 +75,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     seconds = Counter[str]()
     for record in made.values():
         seconds[record["stage"]] += record["seconds"]
-    html = _template().render(
+    html = html_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
         rewind=recipe.rewind,
@@ -104,22 +102,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         seconds=seconds,
     )
     write_text(layout.report, html)
-
-
-def _template() -> Any:
-    """Return the page's template. Control characters, which a model may write and a page cannot hold, become U+FFFD."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("infalign.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value.translate(CONTROL) if isinstance(value, str) else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"share": share, "amount": amount, "gain": gain, "number": number, "ratio": ratio}
-    return environment.get_template("report.html.j2")
 
 
 def _embedded(path: Path, kind: str) -> str:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from infalign.core.errors import DataError
 from infalign.core.storage import read_table
+from infalign.evaluation.intervals import Confidence
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.settings import Confidence
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Served, Standard, WorstOfN

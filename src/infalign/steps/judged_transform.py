@@ -88,7 +88,7 @@ def judge_rollouts(
 def find_transform(layout: Layout, name: str, procedure: Served, kl: float, *, on_progress: OnProgress) -> Summary:
     """Write the optimum by the judge at ``kl`` nats as a table."""
     from infalign.evaluation.judge import estimated_judge  # SciPy's solvers, which no other stage needs
-    from infalign.evaluation.reward_tables import judged_samples
+    from infalign.evaluation.pairing import judged_samples
     from infalign.theory.optimum import optimal_by
 
     estimated = estimated_judge(judged_samples(layout.judged), procedure)

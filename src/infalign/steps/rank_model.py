@@ -11,7 +11,7 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.data.messages import Message, reply
 from infalign.evaluation.diagnostics import rank_correlations
-from infalign.evaluation.settings import Confidence
+from infalign.evaluation.intervals import Confidence
 from infalign.method.calibration import calibrate
 from infalign.models.settings import RankModel
 from infalign.models.tokenizers import load_tokenizer

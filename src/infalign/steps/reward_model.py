@@ -12,7 +12,7 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table
 from infalign.data.examples import from_table
 from infalign.data.messages import Pair
-from infalign.evaluation.settings import Confidence
+from infalign.evaluation.intervals import Confidence
 from infalign.method.calibration import win
 from infalign.models.pretrained import is_classifier, load_without_head
 from infalign.models.settings import Fit, Scratch

@@ -1,0 +1,276 @@
+"""Reading tables of rewards: which column is what, and which value is a reward."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.data.files import read_rows
+from infalign.data.parquet import check_declared_size
+from infalign.evaluation.reward_tables import Labels, RewardTable
+from infalign.method.calibration import Array, as_rewards, not_a_number
+
+Missing = Literal["refuse", "omit", "wrong"]
+Columns = dict[str, list[str]]  # of each role
+ROLES = {  # the column of the first name, or else the only one with another of the names
+    "prompt": ("prompt_id", "prompt", "problem", "problem_id", "question", "question_id", "task_id", "doc_id"),
+    "reward": ("reward", "score", "correct", "is_correct", "passed", "success", "acc", "accuracy"),
+    "model": ("model", "model_name", "model_id", "policy"),
+    "answer": ("answer",),
+    "sample": ("sample", "sample_id", "sample_index", "index", "epoch", "repeat", "trial", "attempt"),
+    "judge_reward": ("judge_reward",),
+    "length": ("length",),
+}
+NUMBERS = ("reward", "judge_reward", "length")
+RUNS = ("run", "run_id", "step", "global_step", "checkpoint")  # columns that tell apart what must not be pooled
+WORDS = {"C": 1.0, "I": 0.0, "true": 1.0, "false": 0.0, "passed": 1.0, "failed": 0.0, "pass": 1.0, "fail": 0.0}
+WORDS |= {"correct": 1.0, "incorrect": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a table is read: the columns that were chosen for roles, others to keep, and what a missing reward is."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    keep: Sequence[str] = ()
+    missing: Missing = "refuse"
+
+    def roles(self, names: Sequence[str]) -> tuple[Columns, list[str]]:
+        """Return the columns of each role in a file with columns ``names``, and notes on what was assumed or ignored.
+
+        Several columns of rewards are samples of their row, several of models hold these models' rewards. Raises
+        ConfigError for a role that does not exist, DataError where a column is absent or two could have the role.
+        """
+        if unknown := [role for role in self.columns if role not in ROLES]:
+            raise ConfigError(f"unknown role {unknown[0]!r} of a column; known: {', '.join(ROLES)}")
+        found, notes = {name: [name] for name in self.keep}, []
+        for role, (usual, *others) in ROLES.items():
+            pattern = self.columns.get(role, usual)
+            found[role] = [name for name in names if fnmatchcase(name, pattern)]
+            if role in self.columns or found[role]:
+                continue
+            found[role] = [name for name in names if name in others]
+            if role == "sample" and len(found[role]) > 1:
+                found[role] = []
+            if len(found[role]) > 1:
+                both = " and ".join(found[role])
+                raise DataError(f"columns {both} could be the {role}; choose one: --columns {role}={found[role][0]}")
+            notes += [f"{role} is read from column {name}." for name in found[role]]
+        for role, chosen in {**{name: name for name in self.keep}, **self.columns}.items():
+            if not [name for name in found[role] if name in names]:
+                raise DataError(f"no column {chosen} for {role}; there are {', '.join(names)}")
+        if len(found["model"]) > 1:  # each holds the rewards of a model
+            found["reward"] = []
+        found |= {name: [name] for name in RUNS if name in names}
+        used = {name for columns in found.values() for name in columns}
+        if ignored := [name for name in names if name not in used]:
+            notes.append(f"Ignored columns: {', '.join(ignored)}.")
+        return found, notes
+
+
+def read_rewards(path: str | Path, reading: Reading | None = None) -> RewardTable:
+    """Return the rewards of a .parquet, .csv, .json or .jsonl file, also compressed.
+
+    A row is a response, or with a list of rewards or several columns of them the responses to a prompt. Prompts are
+    text or whole numbers and compared as text: 1 and "1" are one prompt, "01" is another. Numbers keep the precision of
+    the file; booleans and words such as C and I, passed and failed count as 1 and 0. The model is the file where no
+    column has it. Raises DataError that names row and column for a value that is none of these, for a sample of a
+    prompt that occurs twice, and for several values in a column such as ``step``, whose rows are not pooled.
+    """
+    path, reading = Path(path), reading or Reading()
+    if path.suffix == ".parquet":
+        try:
+            return _read_columns(path, reading)
+        except (OSError, pa.ArrowException, ValueError, KeyError):  # KeyError: a duplicate column
+            pass  # its rows say where
+    return _read_by_row(path, reading)
+
+
+def _read_columns(path: Path, reading: Reading) -> RewardTable:
+    """Return the rewards of a Parquet file whose columns are as they should be. Raises ValueError for others."""
+    check_declared_size(path)
+    names = pq.read_schema(path).names
+    roles, notes = reading.roles(names)
+    used = {role: columns[0] for role, columns in roles.items() if columns}
+    if any(len(columns) > 1 for columns in roles.values()) or not {"prompt", "reward"} <= set(used):
+        raise ValueError("not one column for each role")
+    with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(used.values())) as file:
+        table = file.read(list(dict.fromkeys(used.values())))
+    ids = table[used["prompt"]]
+    kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ValueError(kind)
+    numbers = {role: _numbers(table[used[role]], role, reading) for role in NUMBERS if role in used}
+    labels = {role: Labels.of(table[name]) for role, name in used.items() if role not in NUMBERS}
+    prompts = labels.pop("prompt")
+    if "" in prompts.names or (prompts.codes < 0).any() or not len(prompts.codes):
+        raise ValueError("rows without a prompt")
+    return finished(
+        path, prompts, {role: values for role, values in numbers.items() if values is not None}, labels, notes, reading
+    )
+
+
+def _numbers(column: "pa.ChunkedArray[Any]", role: str, reading: Reading) -> Array | None:
+    """Return the numbers of a column, NaN where a missing one may be, None where there is none. Raises ValueError."""
+    if column.null_count == len(column) and role != "reward":
+        return None
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise ValueError(column.type)
+    whole: Any = column.combine_chunks()
+    if whole.null_count:
+        whole = whole.cast(pa.float64()).fill_null(math.nan)
+    values = cast(Array, np.from_dlpack(whole))  # to_numpy imports pandas
+    as_rewards(values)
+    allowed = np.isfinite(values) | (np.isnan(values) if role == "reward" and reading.missing != "refuse" else False)
+    if not allowed.all():
+        raise ValueError("not finite")
+    return values
+
+
+def _read_by_row(path: Path, reading: Reading) -> RewardTable:
+    """Return the rewards of any file. Raises DataError, with the place, for a value that is not what it should be."""
+    roles: Columns = {}
+    notes: list[str] = []
+    found: dict[str, list[Any]] = {}
+    absent: dict[str, str] = {}
+    words: set[str] = set()
+    for where, row in read_rows(path):
+        if not roles:
+            roles, notes = reading.roles(list(row))
+            found = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
+        for response in _responses(row, roles):
+            for role, values in found.items():
+                name = (roles[role] or ROLES[role])[0]
+                value = response.get(role)
+                if value is None or value == "":
+                    if role == "prompt" or (role == "reward" and reading.missing == "refuse"):
+                        cure = "" if roles[role] else f"; choose one with --columns {role}=NAME"
+                        raise DataError(f"{where}: column {name} is missing or empty; the row has {sorted(row)}{cure}")
+                    if role in NUMBERS[1:]:
+                        absent.setdefault(role, where)
+                    values.append(math.nan if role in NUMBERS else None)
+                    continue
+                try:
+                    if role in NUMBERS:
+                        values.append(_number(value, path, words, nan=role == "reward" and reading.missing != "refuse"))
+                    else:
+                        values.append(_prompt_text(value) if role == "prompt" else str(value))
+                except ValueError as error:
+                    raise DataError(f"{where}, prompt {response['prompt']!r}: {name} is {error}") from None
+    numbers = {role: np.array(found.pop(role), float) for role in NUMBERS if role in found}
+    for role, where in absent.items():
+        if np.isnan(numbers[role]).all():
+            del numbers[role]
+        else:
+            raise DataError(f"{where}: column {roles[role][0]} is missing or empty, but other rows have it")
+    if words:
+        notes.append(f"Words are rewards: {', '.join(f'{word} is {WORDS[word]:g}' for word in sorted(words))}.")
+    labels = {role: Labels.of(pa.array(values, pa.large_string())) for role, values in found.items()}
+    return finished(path, labels.pop("prompt"), numbers, labels, notes, reading)
+
+
+def _responses(row: Mapping[str, Any], roles: Columns) -> Iterator[dict[str, Any]]:
+    """Yield what each response of a row has in each role; lists as long as that of rewards have a value for each."""
+    one = {role: row.get(columns[0]) for role, columns in roles.items() if columns}
+    several = [("model", name) for name in roles["model"]] if len(roles["model"]) > 1 else []
+    for role, name in several or [("reward", name) for name in roles["reward"]] or [("reward", "reward")]:
+        response = one | {"reward": row.get(name)} | ({"model": name} if role == "model" else {})
+        rewards = response["reward"]
+        if not isinstance(rewards, list):
+            yield response
+            continue
+        for i in range(len(rewards)):
+            yield {
+                role: value[i] if isinstance(value, list) and len(value) == len(rewards) else value
+                for role, value in response.items()
+            }
+
+
+def finished(
+    path: str | Path,
+    prompts: Labels,
+    numbers: Mapping[str, Array],
+    columns: Mapping[str, Labels],
+    notes: Sequence[str],
+    reading: Reading,
+) -> RewardTable:
+    """Return the table of what was read, in which NaN is a missing reward.
+
+    Raises DataError for a missing reward, unless ``reading`` says what to do with it, and for rows that are not pooled.
+    """
+    columns, missing = dict(columns), np.isnan(numbers["reward"])
+    models = columns.pop("model", None) or Labels(np.zeros(missing.size, np.int32), [Path(path).stem])
+    if models.codes.min(initial=0) < 0:
+        raise DataError(f"{path}: row {int(models.codes.argmin())} has no model, but others have one")
+    table = RewardTable(str(path), prompts, models, dict(numbers), columns, tuple(notes))
+    if missing.any():
+        said = f"{int(missing.sum()):,} of {missing.size:,} samples have no reward"
+        if reading.missing == "refuse":
+            first = prompts.names[prompts.codes[missing.argmax()]]
+            raise DataError(
+                f"{path}: {said}, first one of prompt {first!r}; leave them out with --missing omit, or count them as "
+                "wrong with --missing wrong"
+            )
+        if reading.missing == "omit":
+            table = replace(table.take(~missing), notes=(*notes, f"{said} and are left out."))
+        else:
+            filled = {**numbers, "reward": np.where(missing, 0.0, numbers["reward"])}
+            table = replace(table, numbers=filled, notes=(*notes, f"{said} and count as wrong."))
+    key = table.models.codes.astype(np.int64) * len(table.prompts.names) + table.prompts.codes
+    for name in (*RUNS, "sample"):
+        if name not in table.columns or name in (*reading.keep, *reading.columns.values()):
+            continue
+        labels = table.columns[name]
+        pairs = key * (len(labels.names) + 1) + labels.codes
+        found, first, counts = np.unique(pairs, return_index=True, return_counts=True)
+        if name == "sample" and counts.max() > 1 and labels.codes[row := first[counts.argmax()]] >= 0:
+            prompt, sample = table.prompts.names[table.prompts.codes[row]], labels.names[labels.codes[row]]
+            raise DataError(
+                f"{path}: prompt {prompt!r} has sample {sample} more than once; if the file holds several runs, name "
+                "the column that tells them apart, --columns model=NAME"
+            )
+        if name != "sample" and found.size > np.unique(key).size:
+            raise DataError(
+                f"{path}: column {name} has several values for a prompt, which are not pooled; keep the rows of one, "
+                f"or take each as a model, --columns model={name}"
+            )
+    return table
+
+
+def _number(value: Any, path: Path, words: set[str], *, nan: bool) -> float:
+    """Return a reward as a number, and collect the ``words`` that are read as one. Raises ValueError for others."""
+    if isinstance(value, str) and (word := value if value in WORDS else value.lower()) in WORDS:
+        words.add(word)
+        return WORDS[word]
+    if isinstance(value, bool):
+        return float(value)
+    try:
+        if isinstance(value, str) and (path.suffix != ".csv" or "_" in value):
+            raise ValueError
+        number = int(value) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else value
+        found = float(number)
+    except OverflowError:  # whole numbers in JSON can be arbitrarily large
+        found = math.inf
+    except (TypeError, ValueError):
+        percent = isinstance(value, str) and value.strip().endswith("%")
+        raise ValueError(f"{value!r}; it must be a number{', such as 0.85 for 85%' if percent else ''}") from None
+    if not math.isfinite(found) and not (nan and math.isnan(found)):
+        raise ValueError(f"{found}, which cannot be ranked; score the response again")
+    if isinstance(number, int) and (problem := not_a_number(number)):
+        raise ValueError(problem.removeprefix("found "))
+    return found
+
+
+def _prompt_text(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"of type {type(value).__name__}; it must be text or a whole number")
+    return str(value)

@@ -1,0 +1,23 @@
+"""Templates of HTML pages."""
+
+from typing import Any
+
+from infalign.core.display import amount, gain, number, ratio, share
+
+CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n\r"}
+
+
+def html_template(name: str) -> Any:
+    """Return the template of a page. Control characters, which a page cannot hold, become U+FFFD."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("infalign.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value.translate(CONTROL) if isinstance(value, str) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"share": share, "amount": amount, "gain": gain, "number": number, "ratio": ratio}
+    return environment.get_template(name)

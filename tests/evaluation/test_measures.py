@@ -1,0 +1,215 @@
+"""Tables of rewards of any shape are read as their owner means them, and measured by model and by pairs of models."""
+
+import json
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infalign import pass_at_k
+from infalign.core.errors import ConfigError, DataError
+from infalign.evaluation.intervals import Confidence, estimate_difference, estimate_share
+from infalign.evaluation.measures import Measuring, measure, over_k, paired_differences
+from infalign.evaluation.pass_at_k import Metric
+from infalign.evaluation.reward_tables import RewardTable, joined
+from infalign.evaluation.table_files import Reading, read_rewards
+
+RAGGED = [[0, 0, 1, 1], [0, 1, 0], [0, 0], [1, 1, 1, 1, 1]]
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows as the ending says."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def rows_of(rewards: dict[str, list[list[float]]], **names: str) -> list[dict[str, Any]]:
+    """Return a row for each response of each model to each prompt."""
+    prompt, reward, model = (names.get(role, role) for role in ("prompt_id", "reward", "model"))
+    return [
+        {prompt: f"p{number}", model: name, reward: value}
+        for name, prompts in rewards.items()
+        for number, responses in enumerate(prompts)
+        for value in responses
+    ]
+
+
+def means(table: RewardTable, metric: str = "pass@1") -> dict[str, float]:
+    """Return the metric of each model."""
+    return {record["model"]: record["mean"] for record in measure(table, [metric])}
+
+
+def test_pass_at_k_of_prompts_with_different_numbers_of_responses() -> None:
+    """1 − C(n − c, k)/C(n, k), a mean over prompts; graded rewards by a threshold."""
+    expected = np.mean([1 - comb(n - c, 2) / comb(n, 2) for n, c in ((4, 2), (3, 1), (2, 0), (5, 5))])
+    assert pass_at_k(RAGGED, 2).mean == pytest.approx(expected, abs=1e-15)
+    graded = [[0.9 * reward + 0.05 for reward in row] for row in RAGGED]
+    assert pass_at_k(graded, 2, threshold=0.5) == pass_at_k(RAGGED, 2)
+    assert pass_at_k(np.eye(4), 1).mean == pytest.approx(0.25, abs=1e-15)
+
+
+def test_best_of_k_of_graded_rewards_is_the_mean_over_all_sets_of_k() -> None:
+    """Also where rewards are not shares, whose interval is then no share either."""
+    rewards = [[5.0, -3.0, 2.0], [1.0, 1.0, 9.0, 0.0]]
+    (best,) = measure(rewards, ["best-of-2"])
+    assert best["mean"] == pytest.approx(((5 + 5 + 2) / 3 + (9 * 3 + 1 * 3) / 6) / 2)
+    assert best["unit"] == "reward"
+    assert best["high"] > 5
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_models_in_one_file_are_measured_apart_and_compared_on_shared_prompts(ending: str, tmp_path: Path) -> None:
+    """As on arrays; prompts that only one model has are counted."""
+    rng = np.random.default_rng(0)
+    rewards = {name: (rng.random((12, 4)) < rate).astype(int).tolist() for name, rate in (("a", 0.3), ("b", 0.6))}
+    rewards["b"] = rewards["b"][:10]
+    table = read_rewards(written(tmp_path / f"t.{ending}", rows_of(rewards)))
+    for record in measure(table, ["pass@2"]):
+        values = Metric.parse("pass@2").of_prompts(rewards[record["model"]])
+        expected = estimate_share(values)
+        assert (record["mean"], record["low"], record["high"]) == pytest.approx(tuple(expected.as_dict().values()))
+        assert (record["prompts"], record["fewest"], record["most"]) == (len(values), 4, 4)
+    (pair,) = paired_differences(table, ["pass@2"])
+    apart = [Metric.parse("pass@2").of_prompts(rewards[name][:10]) for name in "ba"]
+    assert pair | estimate_difference(apart[0] - apart[1]).as_dict() == pytest.approx(pair)
+    assert (pair["model"], pair["against"], pair["prompts"], pair["alone"]) == ("b", "a", 10, 2)
+
+
+def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:
+    """One other usual name is taken and said, two are refused, and what is ignored is named."""
+    rows = rows_of({"a": RAGGED, "b": RAGGED[::-1]}, prompt_id="problem", reward="score")
+    rows = [row | {"temperature": 1} for row in rows]
+    table = read_rewards(written(tmp_path / "t.csv", rows))
+    assert table.notes == (
+        "prompt is read from column problem.",
+        "reward is read from column score.",
+        "Ignored columns: temperature.",
+    )
+    both = written(tmp_path / "two.csv", [row | {"task_id": 1} for row in rows])
+    with pytest.raises(
+        DataError, match="columns problem and task_id could be the prompt; choose one: --columns prompt="
+    ):
+        read_rewards(both)
+    chosen = read_rewards(both, Reading({"prompt": "problem", "model": "temperature"}))
+    assert list(means(chosen)) == ["1"]
+    with pytest.raises(DataError, match="no column grade for reward; there are problem, model, score, temperature"):
+        read_rewards(tmp_path / "t.csv", Reading({"reward": "grade"}))
+    with pytest.raises(ConfigError, match="unknown role 'rewrad' of a column; known: prompt, reward, model"):
+        read_rewards(tmp_path / "t.csv", Reading({"rewrad": "score"}))
+
+
+def test_a_row_may_hold_all_samples_of_a_prompt_or_all_models(tmp_path: Path) -> None:
+    """A list of rewards, columns of samples, or a column for each model give the table of one row per response."""
+    expected = {"a": np.mean([np.mean(row) for row in RAGGED])}
+    lists = [{"prompt_id": f"p{i}", "model": "a", "reward": row} for i, row in enumerate(RAGGED)]
+    for ending in ("jsonl", "parquet"):
+        assert means(read_rewards(written(tmp_path / f"lists.{ending}", lists))) == pytest.approx(expected)
+    wide = [{"prompt_id": i, "s1": i % 2, "s2": 1} for i in range(4)]
+    table = read_rewards(written(tmp_path / "wide.csv", wide), Reading({"reward": "s[0-9]"}))
+    assert means(table) == {"wide": 0.75}
+    assert means(read_rewards(tmp_path / "wide.csv", Reading({"model": "s?"}))) == {"s1": 0.5, "s2": 1.0}
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_words_and_booleans_are_rewards(ending: str, tmp_path: Path) -> None:
+    """C and I, passed and failed, true and false are 1 and 0, and the words are said."""
+    for right, wrong in (("C", "I"), ("passed", "failed"), (True, False)):
+        rows = rows_of({"a": [[1, 0], [1, 1]]})
+        file = written(tmp_path / f"t.{ending}", [row | {"reward": right if row["reward"] else wrong} for row in rows])
+        table = read_rewards(file)
+        assert means(table) == {"a": 0.75}
+        assert (f"{right} is 1" in " ".join(table.notes)) == isinstance(right, str)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_missing_reward_is_refused_left_out_or_wrong(ending: str, tmp_path: Path) -> None:
+    """Never 0 in silence; the choice is noted with the number of samples."""
+    rows = rows_of({"a": [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]})
+    rows[1]["reward"] = "" if ending == "csv" else None
+    file = written(tmp_path / f"t.{ending}", rows)
+    with pytest.raises(DataError, match="column reward is missing or empty"):
+        read_rewards(file)
+    for missing, mean, said in (("omit", (1 / 2 + 1 / 3) / 2, "are left out"), ("wrong", 1 / 3, "count as wrong")):
+        table = read_rewards(file, Reading(missing=missing))  # type: ignore[arg-type]
+        assert means(table)["a"] == pytest.approx(mean)
+        assert table.notes == (f"1 of 6 samples have no reward and {said}.",)
+
+
+def test_what_must_not_be_pooled_is_refused(tmp_path: Path) -> None:
+    """A sample that occurs twice, and several steps of a run, unless a column tells them apart."""
+    rows = [{"prompt_id": p, "epoch": e, "reward": 1} for p in "ab" for e in range(2)]
+    twice = written(tmp_path / "twice.csv", [*rows, rows[2]])
+    with pytest.raises(DataError, match="prompt 'b' has sample 0 more than once; if the file holds several runs"):
+        read_rewards(twice)
+    steps = written(tmp_path / "steps.jsonl", [row | {"step": step} for step in (10, 20) for row in rows])
+    with pytest.raises(DataError, match=r"column step has several values for a prompt.*--columns model=step"):
+        read_rewards(steps)
+    assert means(read_rewards(steps, Reading({"model": "step"}))) == {"10": 1.0, "20": 1.0}
+    part = Measuring(by="step")
+    assert [r["part"] for r in measure(read_rewards(steps, Reading({"model": "step"}, ["step"])), ["pass@1"], part)]
+
+
+def test_several_files_are_one_table_whose_models_keep_apart(tmp_path: Path) -> None:
+    """Without a model column the file is the model; models of one name get their file's name in front."""
+    bare = [{key: row[key] for key in ("prompt_id", "reward")} for row in rows_of({"m": RAGGED})]
+    files = [written(tmp_path / f"{name}.csv", bare) for name in ("before", "after")]
+    table = joined([read_rewards(file) for file in files])
+    assert list(means(table)) == ["before", "after"]
+    named = [written(tmp_path / f"{name}.jsonl", rows_of({"m": RAGGED})) for name in ("before", "after")]
+    assert list(means(joined([read_rewards(file) for file in named]))) == ["before: m", "after: m"]
+    with pytest.raises(DataError, match="two files of one name have the model before"):
+        joined([read_rewards(files[0])] * 2)
+
+
+def test_answers_that_are_numbers_compare_as_numbers(tmp_path: Path) -> None:
+    """1 and 1.0 are one answer where all answers are numbers; beside other text they are two."""
+    rows = [{"prompt_id": p, "reward": r, "answer": a} for p in "ab" for r, a in ((1, "1"), (1, "1.0"), (0, "2"))]
+    assert means(read_rewards(written(tmp_path / "n.csv", rows)), "maj@3") == {"n": 1.0}
+    worded = [row | {"answer": f"{row['answer']} apples"} for row in rows]
+    assert means(read_rewards(written(tmp_path / "w.csv", worded)), "maj@3") == {"w": pytest.approx(2 / 3)}
+    with pytest.raises(DataError, match="has no column answer"):
+        measure(RAGGED, ["maj@2"])
+
+
+def test_prompts_are_measured_by_a_column_and_against_a_model(tmp_path: Path) -> None:
+    """Each value of a column apart; of many models each against one."""
+    rows = rows_of(dict.fromkeys("abc", RAGGED))
+    rows = [row | {"subject": "x" if row["prompt_id"] in ("p0", "p1") else "y"} for row in rows]
+    table = read_rewards(written(tmp_path / "t.jsonl", rows), Reading(keep=["subject"]))
+    how = Measuring(by="subject", confidence=Confidence(0.9))
+    found = measure(table, ["pass@1"], how)
+    assert [(r["part"], r["model"]) for r in found] == [(part, model) for part in "xy" for model in "abc"]
+    assert found[0]["mean"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    pairs = paired_differences(table, ["pass@1"], against="b")
+    assert [(r["model"], r["against"], r["mean"]) for r in pairs] == [("a", "b", 0.0), ("c", "b", 0.0)]
+    with pytest.raises(ConfigError, match="no model is named 'd'; the table has a, b, c"):
+        paired_differences(table, ["pass@1"], against="d")
+    assert over_k(table) == ["pass@1", "pass@2"]
+
+
+def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
+    """Sorted, of one model."""
+    table = read_rewards(written(tmp_path / "t.jsonl", rows_of({"a": [[3, 1, 2], [0, 5]], "b": [[1], [1]]})))
+    with pytest.raises(DataError, match="has the models a, b; take the rows of one"):
+        table.rewards_by_prompt()
+    one = table.take(table.models.codes == 0).rewards_by_prompt()
+    assert {prompt: row.tolist() for prompt, row in one.items()} == {"p0": [1, 2, 3], "p1": [0, 5]}
+
+
+def test_rewards_that_cannot_be_measured_are_named() -> None:
+    """Graded without a threshold, a value that is not finite, a prompt without rewards, nothing at all."""
+    with pytest.raises(DataError, match="not all 0 or 1; give the threshold"):
+        pass_at_k([[0.5, 1.0]] * 2, 1)
+    for rewards in ([[0, np.nan], [1, 1]], [[], [1]], []):
+        with pytest.raises(DataError, match="one or more finite rewards for each prompt"):
+            pass_at_k(rewards, 1)
