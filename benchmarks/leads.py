@@ -12,19 +12,21 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import combinations, cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
 from seeds import Seed, Trained, over_seeds, read_words, share_of_gap
 
 from infalign.core.display import LOOKS, QUIET, panels, save, style
+from infalign.core.errors import ConfigError
 from infalign.recipe.data_dependent import resolved_policy
 from infalign.report.equal_kl import MIN_KL
 from infalign.report.results import at_one_kl, read_results
 from infalign.steps.status import recorded_recipe
-from infalign.theory.rank_correlation import law_at_rank_correlation, supported_correlation
 
 
 def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
@@ -39,10 +41,26 @@ def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
             yield f"{method} over {other}, {judge}", seed.trained(100 * ahead, *(100 * shift for shift in shifts))
 
 
+def knowledge(seed: Seed) -> dict[str, float]:
+    """Return for each policy with a law ρ, how well it knows ranks: fitted to its KL and its win rate by the reward.
+
+    A policy whose KL no law reaches has none.
+    """
+    evaluated, aim, found = seed.evaluated, seed.recipe.procedure, dict[str, float]()
+    for name, policy in seed.recipe.policies.items():
+        wins = evaluated.wins(name, [aim])["reward"][aim.name]
+        values_PX = np.stack([evaluated.kl(name), wins], axis=1)
+        kl, win_rate = values_PX.mean(axis=0).tolist()
+        if kl >= MIN_KL and (law := evaluated.law_at(policy, kl)) is not None:
+            with suppress(ConfigError):
+                found[name] = float(fitted_rank_correlations(law.transform, aim, [kl], [win_rate])[0])
+    return found
+
+
 def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
     """Draw each seed's win rates against KL by each judge; lines: theory with the mean of its seeds' knowledge."""
     seed, first = runs[0]
-    aim, policies = seed.recipe.procedure, seed.recipe.policies
+    aim, policies, knows = seed.recipe.procedure, seed.recipe.policies, [knowledge(seed) for seed, _ in runs]
     with style("the figure needs"):
         figure, row = panels(1, len(first["judges"]), (1.0 + 3.6 * len(first["judges"]), 3.8))
         for axes, judge in zip(np.atleast_1d(row), first["judges"], strict=True):
@@ -54,9 +72,7 @@ def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
                     axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=color, linewidth=0.8)
                     label = name if number == 0 and judge == "reward" else None
                     axes.plot(kl["mean"], wins["mean"], marker, color=color, label=label)
-                known = [
-                    results["knowledge"][name]["rho"]["mean"] for _, results in runs if name in results["knowledge"]
-                ]
+                known = [of_seed[name] for of_seed in knows if name in of_seed]
                 most = max(policy["kl"]["mean"] for policy in found)
                 law = resolved_policy(name, policies, aim, seed.evaluated.layout).theory.law_at(aim, max(most, MIN_KL))
                 if judge == "reward" and known and law is not None:

@@ -1,15 +1,16 @@
-"""What theory promises to a policy that knows ranks through noise only (`infalign.theory.rank_correlation`).
+"""What theory promises to a policy that knows ranks through noise only (`rank_correlation`).
 
 ``python benchmarks/noise.py`` prints the Best-of-4 win rate of identity and exp:10 at a KL, and the share of theory's
 gap between identity and optimum that exp:10 then captures (0: the identity's that knows all, 1: the optimum). A few
 seconds.
 """
 
+from rank_correlation import law_at_rank_correlation
+
 from infalign.method.procedures import BestOfN
 from infalign.method.transforms import Identity, parse_transform
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import optimal
-from infalign.theory.rank_correlation import law_at_rank_correlation
 
 N = 4
 

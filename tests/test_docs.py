@@ -176,6 +176,6 @@ def test_every_benchmark_is_listed_and_lists_no_other() -> None:
     listed = re.findall(r"`python benchmarks/([\w/]+\.py)", (folder / "README.md").read_text(encoding="utf-8"))
     scripts = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
     modules = ("enumerable", "finite_model", "finite_optima", "majority_optimum")
-    scripts -= {"seeds.py", "best_of_n.py", "methods.py", "method_policies.py", "train_methods.py"}
-    scripts -= {*(f"optima/{name}.py" for name in modules)}
+    shared = ("seeds", "best_of_n", "methods", "method_policies", "train_methods", "rank_correlation")
+    scripts -= {f"{name}.py" for name in (*shared, *(f"optima/{name}" for name in modules))}
     assert set(listed) == scripts

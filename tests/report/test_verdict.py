@@ -19,7 +19,7 @@ from infalign.method.procedures import BestOfN
 from infalign.method.transforms import parse_transform
 from infalign.report.results import read_results
 from infalign.report.tables import comparison_rows
-from infalign.report.verdict_text import knowledge, verdict
+from infalign.report.verdict_text import verdict
 from infalign.theory.law import law_at_kl
 
 AGREEING = "the ranks of this one agree with the gold reward at"
@@ -181,16 +181,6 @@ def test_table_fits_the_terminal(run):
             assert share(wins["best-of-4"]) in shown
     assert gain(results["matched"]["judges"]["judge"]["gain_over"]["identity (rloo)"]) in shown
     assert path == f"Report: {run[1] / 'report.html'}"
-
-
-def test_the_terminal_says_how_well_policies_know_ranks(run):
-    """Each with its interval, or nothing."""
-    rho = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    said = ["Correlation ρ between what the policies know and the true rank: 0.50 (0.40–0.60) (aware)."]
-    assert knowledge({"knowledge": {"aware": {"rho": rho}}}) == said
-    assert knowledge({"knowledge": {}}) == []
-    (said,) = knowledge(read_results(run[1]))
-    assert said in " ".join(printed(run[1], 80).split())
 
 
 def checked(aware: float, ahead: float) -> dict:

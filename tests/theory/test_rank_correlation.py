@@ -5,15 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 from finite_model import FiniteModel
+from rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri, softmax
 
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
 from infalign.method.transforms import Exponential, Function, Identity, Transformation, parse_transform
-from infalign.theory.curve import curve_point, parse_transform_or_optimum, sweep
 from infalign.theory.law import law_at_kl
-from infalign.theory.rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
 
 CELLS = 1000
 
@@ -72,17 +71,7 @@ def test_what_a_policy_knows_is_found_again() -> None:
     assert [supported_correlation(rho) for rho in (0.0, 0.66, 0.992, 0.999)] == [0.02, 0.66, 0.99, 1.0]
 
 
-def test_a_curve_of_knowledge_lies_below_that_of_exact_ranks() -> None:
-    """`curve_point` and `sweep` name ρ, keep the KL that is spent, and refuse a β and a ρ that is no correlation."""
-    point = curve_point(BestOfN(4), parse_transform_or_optimum("optimal"), kl=0.5, rho=0.7)
-    assert point.transform == "optimal, ρ = 0.7"
-    assert point.kl == 0.5
-    assert point.win_rate == pytest.approx(0.777, abs=5e-4)
-    ideal, _ = sweep(BestOfN(4), Identity())
-    found, ended = sweep(BestOfN(4), Identity(), rho=0.8)
-    assert not ended
-    assert all(one.win_rate < other.win_rate for one, other in zip(found, ideal, strict=True))
-    with pytest.raises(ConfigError, match="needs KL budgets"):
-        curve_point(BestOfN(4), Identity(), beta=0.1, rho=0.7)
+def test_what_is_no_correlation_is_refused() -> None:
+    """1 is exact knowledge; above it there is none."""
     with pytest.raises(ConfigError, match=r"between 0\.02 and 0\.99, found 1\.2"):
-        curve_point(BestOfN(4), Identity(), kl=0.1, rho=1.2)
+        law_at_rank_correlation(Identity(), rho=1.2, kl=0.1)

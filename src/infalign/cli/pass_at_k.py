@@ -33,7 +33,9 @@ def pass_at_k(
     by: Annotated[str | None, Parameter(help="Measure the values of this column apart.")] = None,
     against: Annotated[str | None, Parameter(help="Compare with this model only.")] = None,
     threshold: Annotated[float | None, Parameter(help="A response with at least this reward is right.")] = None,
-    missing: Annotated[Literal["refuse", "omit", "wrong"], Parameter(help="What to do with samples without a reward.")] = "refuse",
+    missing: Annotated[
+        Literal["refuse", "omit", "wrong"], Parameter(help="What to do with samples without a reward.")
+    ] = "refuse",
     plot: Annotated[Path | None, Parameter(help="Write a figure, .png or .svg, or a page, .html.")] = None,
     confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
     seed: Annotated[int, WHOLE, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,

@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +29,7 @@ Win rates are against the base policy, ties count half, and KL is in nats. β is
 the paper's, for unnormalized Φ (e^{10u} for exp:10); trainers with normalized Φ
 take the other one. `optimal` is the best policy for the procedure at that KL or
 β: the paper's bon_fp for best-of-N, won_fp for worst-of-N.
---rho 0.7 adds a policy that knows ranks only with correlation 0.7, as the report
-of a run measures it. --json has all digits and `error`, their bound.
+--json has all digits and `error`, their bound.
 """
 CHOOSE_EPILOGUE = """\
 Example:
@@ -74,9 +72,6 @@ def curve(
     beta: Annotated[list[float] | None, Parameter(help="The paper's β, instead of --kl. Repeatable.")] = None,
     sweep: Annotated[bool, Parameter(help="25 budgets from 0.01 to 5 nats, instead of --kl.")] = False,
     base: BaseName = None,
-    rho: Annotated[
-        list[float] | None, Parameter(help="Also show a policy that knows ranks with this correlation. Repeatable.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the win rate, KL and β of transformations."""
@@ -90,14 +85,14 @@ def curve(
     notes: list[InfalignError | str] = []
     budgets = [{name: one} for name, values in (("kl", kl), ("beta", beta)) for one in dict.fromkeys(values or [])]
     aims = [theory.parse_transform_or_optimum(name) for name in dict.fromkeys(transform)]
-    for aim, knows in product(aims, dict.fromkeys([1.0, *(rho or [])])):
+    for aim in aims:
         try:
             if sweep:
-                found, ended = theory.sweep(served, aim, base=theirs, rho=knows)
+                found, ended = theory.sweep(served, aim, base=theirs)
                 points += found
                 notes += [f"{found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}"] if ended else []
             for budget in budgets:
-                points.append(theory.curve_point(served, aim, **budget, base=theirs, rho=knows))
+                points.append(theory.curve_point(served, aim, **budget, base=theirs))
         except InfalignError as error:  # the other transformations are shown first
             notes.append(error)
     failure = next((note for note in reversed(notes) if isinstance(note, InfalignError)), None)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from infalign.core.display import LOOKS
-from infalign.core.errors import ConfigError, DataError
+from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
 from infalign.evaluation.diagnostics import agreement
-from infalign.evaluation.intervals import resampled_means
 from infalign.evaluation.judge import best_of_n_by_judge, turning_point
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.pass_at_k import Metric
@@ -24,9 +23,8 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard
 from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
-from infalign.report.equal_kl import MAX_EXTRAPOLATION, MIN_KL, AtOneKL
+from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL
 from infalign.report.scored_samples import ScoredSamples
-from infalign.theory.rank_correlation import fitted_rank_correlations
 from infalign.training.solvers.base import Solver
 
 FORMAT = 5  # of the numbers; increase it when they change their form, and they are computed anew
@@ -60,7 +58,6 @@ def write_results(
         "judges": list(sources),
         "policies": policies,
         "matched": _matched(evaluated, solvers, aimed),
-        "knowledge": _knowledge(evaluated, solvers, aimed),
         "judged": {judge: _judged(evaluated, judge) for judge in sources[1:]},
         "base": {
             "length": evaluated.intervals.of(evaluated.column("reference", "length").mean(axis=1)),
@@ -162,30 +159,6 @@ def _at_equal_length(
         return evaluated.intervals.of(length_controlled([(policy, base)], procedure))
     except DataError as error:
         return {"none": str(error)}
-
-
-def _knowledge(
-    evaluated: ScoredSamples, solvers: Mapping[str, Solver], wins: Mapping[str, Mapping[str, Array]]
-) -> dict[str, Any]:
-    """Return for each policy with a law ρ, how well it knows ranks, and its KL.
-
-    The interval of ρ is that of KL and win rate together, over prompts. A policy whose KL no law reaches has no ρ.
-    """
-    aim, found = evaluated.procedure, dict[str, Any]()
-    for name, policy in solvers.items():
-        values_PX = np.stack([evaluated.kl(name), wins[name]["reward"]], axis=1)
-        kl = float(values_PX[:, 0].mean())
-        law = evaluated.law_at(policy, kl) if kl >= MIN_KL else None
-        if law is None:
-            continue
-        means = np.vstack([values_PX.mean(axis=0), resampled_means(values_PX, seed=evaluated.intervals.seed)])
-        try:
-            rhos = fitted_rank_correlations(law.transform, aim, np.maximum(means[:, 0], MIN_KL), means[:, 1])
-        except ConfigError:
-            continue
-        low, high = np.quantile(rhos[1:], evaluated.intervals.ends)
-        found[name] = {"kl": kl, "rho": {"mean": float(rhos[0]), "low": float(low), "high": float(high)}}
-    return found
 
 
 def _judged(evaluated: ScoredSamples, judge: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
 from infalign.report.verdict_text import SPOKEN, Numbers, names_by_n
 from infalign.theory.law import Law
-from infalign.theory.rank_correlation import law_at_rank_correlation, supported_correlation
 from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
@@ -54,32 +53,20 @@ class Curve:
 
     kls: list[float]
     laws: list[Law]
-    line: Any  # matplotlib's line style
     color: str
     label: str
 
 
 def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
-    """Return theory's curves: of each method, and of a policy that knows as much of the ranks as each policy.
-
-    They are the same for every procedure that serves the policies.
-    """
+    """Return theory's curve of each method; it is the same for every procedure that serves the policies."""
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
     found: dict[str, Curve] = {}
     for look in looks.values():
         if (aim := look.solver.theory.objective_name) not in found:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
-                found[aim] = Curve([*laws], [*laws.values()], "--", look.color, f"theory, {aim}")
-    curves = [*found.values()]
-    for name, known in results["knowledge"].items():
-        law = looks[name].law(known["kl"])
-        rho = supported_correlation(known["rho"]["mean"])
-        if law is not None and rho < 1.0:
-            kls = (known["kl"] * np.linspace(0.1, 1.0, 7) ** 2).tolist()
-            laws_at = [law_at_rank_correlation(law.transform, rho=rho, kl=kl).law for kl in kls]
-            curves.append(Curve(kls, laws_at, (0, (1, 1)), looks[name].color, f"ρ = {rho:.2f}, {name}"))
-    return curves
+                found[aim] = Curve([*laws], [*laws.values()], look.color, f"theory, {aim}")
+    return [*found.values()]
 
 
 def win_rate_by_kl(
@@ -97,7 +84,7 @@ def win_rate_by_kl(
     figure, axes = axes_of("KL to the reference, nats per response", f"win rate as {procedure}, %")
     for curve in curves if judges == ["reward"] else ():
         expected = [100 * law.win_rate(served) for law in curve.laws]
-        axes.plot([0, *curve.kls], [50, *expected], linestyle=curve.line, color=curve.color, label=curve.label)
+        axes.plot([0, *curve.kls], [50, *expected], linestyle="--", color=curve.color, label=curve.label)
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):
@@ -116,11 +103,7 @@ def win_rate_by_kl(
         + ", ".join(f"{share(policy['win_rates'][judge][procedure])} percent by {SPOKEN[judge]}" for judge in judges)
         for name, policy in policies.items()
     )
-    theory = (
-        " Dashed: an unrestricted policy. Dotted: a policy that knows the ranks as well as this one does."
-        if curves and judges == ["reward"]
-        else ""
-    )
+    theory = " Dashed: an unrestricted policy." if curves and judges == ["reward"] else ""
     return Picture(
         "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
         figure,

@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from infalign.core.display import amount, gain, heading, in_points, plain_table, say, share
 from infalign.report.results import read_results
-from infalign.report.verdict_text import Numbers, knowledge, verdict
+from infalign.report.verdict_text import Numbers, verdict
 
 
 def print_table(root: Path, console: Console) -> None:
@@ -41,7 +41,7 @@ def print_table(root: Path, console: Console) -> None:
         console.print(table)
         if any(row["down"] for row in rows):
             say(console, "* not bracketed: all its policies spent more; extrapolated down to this KL")
-    for sentence in ("", *verdict(results), *knowledge(results)):
+    for sentence in ("", *verdict(results)):
         say(console, sentence, markup=False, wrap=True)
     say(console, f"\nReport: {root / 'report.html'}", markup=False)
 

@@ -36,12 +36,6 @@ def verdict(results: Numbers) -> list[str]:
     return [text for paragraph in said if (text := " ".join(paragraph))]
 
 
-def knowledge(results: Numbers) -> list[str]:
-    """Return a sentence on each policy's ρ, its correlation with the final rank; none if none is known."""
-    known = ", ".join(f"{amount(found['rho'])} ({name})" for name, found in results["knowledge"].items())
-    return [f"Correlation ρ between what the policies know and the true rank: {known}."] if known else []
-
-
 def best_policy(results: Numbers) -> str:
     """Return the policy that wins most, served as the recipe says, by the first judge that trained none of them."""
     judge = unseen(results)[0]

@@ -10,7 +10,6 @@ from infalign.method.procedures import Served, Standard, rewinds
 from infalign.method.transforms import Transformation, normalized_beta, parse_transform
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
-from infalign.theory.rank_correlation import law_at_rank_correlation
 
 SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at small KL win rates rise like its square root
 LARGEST_ERROR = 1e-4  # the largest error of a point; a worse one would look like an answer
@@ -58,12 +57,10 @@ def curve_point(
     beta: float | None = None,
     kl: float | None = None,
     base: Served | None = None,
-    rho: float = 1.0,
 ) -> Point:
     """Return the point of ``transform``, or of the optimum for ``procedure``, at the paper's ``beta`` or ``kl`` nats.
 
-    ``base`` serves the base policy, by default ``procedure``. With ``rho`` below 1 the policy knows ranks with that
-    correlation only (`law_at_rank_correlation`), and ``optimal`` is trained on the optimum for exact ranks.
+    ``base`` serves the base policy, by default ``procedure``.
 
     Raises ConfigError unless exactly one of ``beta`` and ``kl`` is given, positive and within reach, and InfalignError
     for a point that could not be computed to 1e-4.
@@ -79,12 +76,6 @@ def curve_point(
         law = law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
         spent, wins = law.kl, law.win_rate(procedure, base)
     name, trained, weight = transform if isinstance(transform, str) else transform.name, law.transform, law.beta
-    if rho != 1.0:
-        if kl is None:
-            raise ConfigError("with ρ below 1 a curve needs KL budgets, not beta")
-        knowing = law_at_rank_correlation(trained, rho=rho, kl=kl)
-        law, spent, more = knowing.law, knowing.kl, {}
-        wins, weight, name = law.win_rate(procedure, base), knowing.beta, f"{name}, ρ = {rho:g}"
     if rewinds(procedure):
         more |= {"draws": law.draws(procedure), "base_draws": float(procedure.expected_draws(procedure.quantile))}
     error = law.error + more.get("self_check", 0.0)
@@ -105,9 +96,7 @@ def curve_point(
     )
 
 
-def sweep(
-    procedure: Served, transform: Aim, *, base: Served | None = None, rho: float = 1.0
-) -> tuple[list[Point], str]:
+def sweep(procedure: Served, transform: Aim, *, base: Served | None = None) -> tuple[list[Point], str]:
     """Return the points from 0.01 to 5 nats, up to the first that cannot be computed, and why ("" if all can).
 
     Raises InfalignError if there is no point at all.
@@ -115,7 +104,7 @@ def sweep(
     points: list[Point] = []
     for kl in SWEEP:
         try:
-            points.append(curve_point(procedure, transform, kl=float(kl), base=base, rho=rho))
+            points.append(curve_point(procedure, transform, kl=float(kl), base=base))
         except InfalignError as error:
             if not points:
                 raise
