@@ -13,7 +13,7 @@ export OMP_NUM_THREADS = 1
 # Packages are installed without their bytecode, so what is imported must be kept: Transformers takes 14 seconds to compile.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: env lock demo paper test pytest test-slow speed test-faults test-frameworks test-vllm tutorials docs fuzz dist lint format clean
+.PHONY: env lock demo paper test pytest test-slow speed test-faults test-frameworks test-vllm test-logs tutorials docs fuzz dist lint format clean
 
 env: .venv/.complete
 
@@ -89,6 +89,21 @@ test-frameworks: .venv-frameworks/.complete
 	.venv-frameworks/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
 	touch $@
 
+# Small logs of the tools that `infalign.integrations.logs` reads, made by the real tools, each in an environment of its own
+# (their pins conflict with ours, and with one another), and the readers' tests on them. CI tests the stored logs.
+LOG_TOOLS := inspect_ai lm_eval verifiers evalplus garak
+test-logs: env .venv-frameworks/.complete $(LOG_TOOLS:%=.venv-logs/%/.complete)
+	set -e; for tool in $(LOG_TOOLS); do .venv-logs/$$tool/bin/python tests/logs/$$tool/make.py; done
+	.venv-frameworks/bin/python tests/logs/verl/make.py
+	$(BIN)/python tests/logs/trl/make.py
+	$(BIN)/pytest tests/integrations/test_logs.py
+	.venv-logs/inspect_ai/bin/pytest tests/integrations/test_logs.py
+
+.venv-logs/%/.complete: tests/logs/%/requirements.txt
+	$(PYTHON) -m venv .venv-logs/$*
+	.venv-logs/$*/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
 # Every path of ours to a real vLLM on a CPU, with a tiny Llama and SmolLM2-135M: a quarter of an hour on two idle cores.
 test-vllm: env .venv-vllm/.complete
 	$(BIN)/pytest -m vllm -s tests/integrations/test_vllm.py
@@ -134,4 +149,4 @@ format: env
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-frameworks .venv-vllm .venv-dist .venv-docs .venv-lock build dist runs
+	rm -rf .venv .venv-frameworks .venv-logs .venv-vllm .venv-dist .venv-docs .venv-lock build dist runs

@@ -1,0 +1,137 @@
+"""Samples from the logs of other tools: a reader is a module, and a name in `READERS`.
+
+Its ``KNOWN_BY`` are names in the first object of a file, columns, or an ending, by which it knows a log, and its
+``read(path, score, note)`` yields the samples with the named score, and notes what it assumes.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from infalign.core.errors import ConfigError, DataError, InfalignError, first_line
+from infalign.data.files import READERS as FORMATS
+from infalign.data.files import read_rows
+from infalign.integrations.logs.samples import Note, Sample
+
+READERS = ("inspect_ai", "lm_eval", "verl", "trl", "verifiers", "evalplus", "garak")
+HEAD = 2**14  # bytes of a JSON file among which the names in its first object are looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The samples of a log as a table, and one sentence for each thing that was assumed or left out.
+
+    Columns: prompt, model, reward (null for none), sample (its number among those of its model to its prompt); where
+    there is any, answer, text and error; and, as text, fields of the log with fewer values than prompts, to group by.
+    """
+
+    rows: pa.Table
+    notes: tuple[str, ...]
+
+
+def read_log(path: Path, *, score: str | None = None, check: Callable[..., Any] | None = None) -> Log | None:
+    """Return what a file, or all files of a folder, hold if they are logs of a tool that is known, else None.
+
+    ``score`` names one of several scorers or metrics. ``check``, a reward function as recipes take it, scores every
+    text in place of the log. Raises DataError for a log that is empty, damaged, cut off or of an unknown version, for
+    two runs of one model, and for logs of two tools; ConfigError for a ``score`` that is needed or unknown, and for a
+    tool's package that is needed and missing.
+    """
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    known = {file: tool for file in files if (tool := _tool(file))}
+    if len(set(known.values())) > 1:
+        examples = ", ".join({tool: f"{file} ({tool})" for file, tool in known.items()}.values())
+        raise DataError(f"{path} has logs of several tools: {examples}; give one of them")
+    if not known:
+        return None
+    notes: list[str] = []
+    if others := [str(file.relative_to(path)) for file in files if file not in known]:
+        notes.append(f"{len(others)} files in {path} hold no samples and are ignored, the first is {others[0]}")
+    samples: dict[tuple[str, str, int], Sample] = {}
+    before = Counter[tuple[str, str]]()
+    for file, tool in known.items():
+        for sample in _read(tool, file, score, notes.append):
+            of = (sample.model, sample.prompt)
+            key = (*of, before[of] if sample.number is None else sample.number)
+            if key in samples:
+                raise DataError(
+                    f"{file}: sample {key[2]} of {sample.model} for prompt {sample.prompt[:80]!r} comes a second time; "
+                    "these are two runs, or rows written twice: give one run"
+                )
+            samples[key] = sample
+            before[of] += 1
+    if not samples:
+        raise DataError(f"{path} holds no samples; give the log of a finished run")
+    found = list(samples.values())
+    rewards = [sample.reward for sample in found] if check is None else _scored(found, check, notes.append)
+    try:
+        rows = _table(found, rewards, [number for *_, number in samples])
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path} has a text with half a character ({first_line(error)}); write it as UTF-8") from error
+    return Log(rows, tuple(dict.fromkeys(notes)))
+
+
+def _tool(path: Path) -> str | None:
+    """Return the name of the reader that knows a file."""
+    names = {path.suffix}
+    if path.suffix == ".json" and path.is_file():
+        with path.open("rb") as file:
+            names |= {name.decode() for name in re.findall(rb'"(\w+)"\s*:', file.read(HEAD))}
+    elif path.name.endswith(tuple(FORMATS)) and path.is_file() and path.stat().st_size:
+        names |= set(next(read_rows(path))[1])
+    return next((tool for tool in READERS if any(known <= names for known in _reader(tool).KNOWN_BY)), None)
+
+
+def _reader(tool: str) -> Any:
+    return import_module(f"{__name__}.{tool}")
+
+
+def _read(tool: str, path: Path, score: str | None, note: Note) -> Iterator[Sample]:
+    try:
+        yield from _reader(tool).read(path, score, note)
+    except InfalignError as error:
+        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+    except ImportError as error:
+        raise ConfigError(f"{path} is read by the package {tool} ({error}); pip install {tool}") from error
+    except Exception as error:  # whatever another tool's code raises for a damaged file
+        raise DataError(
+            f"{path} cannot be read as a log of {tool} ({first_line(error)}): it is damaged, cut off, or of a version "
+            "that infalign does not know; write it again, or give its scores as a table"
+        ) from error
+
+
+def _scored(samples: Sequence[Sample], check: Callable[..., Any], note: Note) -> list[float | None]:
+    """Return the rewards that a function gives to texts."""
+    from infalign.method.by_name import ByName
+    from infalign.rewards.base import score
+
+    said = [sample for sample in samples if sample.text is not None]
+    prompts = [[{"role": "user", "content": s.asked}] if isinstance(s.asked, str) else s.asked for s in said]
+    columns = [json.dumps(dict(sample.about), default=str) for sample in said]
+    name = getattr(check, "__name__", "the checker")
+    given = iter(score(ByName(check), prompts, [s.text or "" for s in said], columns=columns, name=name).tolist())
+    rewards = [None if s.text is None or math.isnan(reward := next(given)) else reward for s in samples]
+    same = [s.reward == reward for s, reward in zip(samples, rewards, strict=True) if None not in (s.reward, reward)]
+    note(f"{name} scores {len(said)} texts in place of the log; of its own {len(same)} scores {sum(same)} are the same")
+    return rewards
+
+
+def _table(samples: Sequence[Sample], rewards: Sequence[float | None], numbers: Sequence[int]) -> pa.Table:
+    columns: dict[str, Sequence[Any]] = {name: [getattr(s, name) for s in samples] for name in ("prompt", "model")}
+    columns |= {"reward": rewards, "sample": numbers}
+    optional = {name: [getattr(sample, name) for sample in samples] for name in ("answer", "text", "error")}
+    columns |= {name: values for name, values in optional.items() if set(values) != {None}}
+    prompts = len(set(columns["prompt"]))
+    for name in dict.fromkeys(name for sample in samples for name in sample.about if name not in columns | optional):
+        values = [sample.about.get(name) for sample in samples]
+        if {type(v) for v in values} <= {str, int, float, bool, type(None)} and len(set(values)) < max(2, prompts):
+            columns[name] = [None if value is None else str(value) for value in values]
+    return pa.table({name: pa.array(v, pa.float64() if name == "reward" else None) for name, v in columns.items()})

@@ -1,0 +1,47 @@
+"""What every reader of a log gives."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infalign.core.errors import ConfigError, DataError
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response of ``model`` to ``prompt``, which identifies a prompt; no ``reward`` is no score.
+
+    Without a ``number`` responses to a prompt count as they come. ``asked`` is the prompt as a checker takes it, text
+    or messages, and ``about`` holds further fields of the log.
+    """
+
+    prompt: str
+    model: str
+    reward: float | None
+    number: int | None = None
+    text: str | None = None
+    answer: str | None = None
+    error: str | None = None
+    asked: Any = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def number(value: object) -> float | None:
+    """Return a score as a number, None for none and NaN. Raises DataError for infinity and for what is no number."""
+    if value is None or value != value:
+        return None
+    if not isinstance(value, int | float) or math.isinf(value):
+        raise DataError(f"the score {value!r} is not a finite number; correct it, or name another score")
+    return float(value)
+
+
+def choose(names: Sequence[str], score: str | None) -> str:
+    """Return ``score``, or without one the only name. Raises ConfigError with all names."""
+    wanted = names[0] if score is None and len(names) == 1 else score
+    if wanted is None or wanted not in names:
+        problem = "there are several" if score is None else f"{score!r} is not one of them"
+        raise ConfigError(f"name one score: {problem} ({' or '.join(names) or 'the log has none'})")
+    return wanted
