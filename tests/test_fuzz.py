@@ -28,7 +28,7 @@ from infalign.core.errors import InfalignError
 from infalign.core.storage import read_table
 from infalign.data.examples import from_table, load_examples, to_table
 from infalign.data.files import read_rows
-from infalign.evaluation.table_files import read_rewards
+from infalign.evaluation.table_files import read_reward_table
 from infalign.method.procedures import parse_procedure
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
@@ -220,7 +220,7 @@ LISTS = st.lists(st.lists(st.floats(-2, 2) | VALUES, max_size=4) | VALUES, min_s
 TARGETS = [
     Target("pairs", files(EXAMPLES), examples_of),
     Target("conversations", files(TALKS * 2), examples_of),
-    Target("rewards", files(REWARDS), lambda folder, file: read_rewards(written(folder, *file))),
+    Target("rewards", files(REWARDS), lambda folder, file: read_reward_table(written(folder, *file))),
     Target("tables", mutated(parquet(REWARDS)), lambda f, c: read_table(written(f, ".parquet", c))),
     Target("transformations", replaced([TABLE]).map(lines) | mutated(lines([TABLE])) | st.just(b"[" * 100_000),
            lambda folder, content: parse_transform(str(written(folder, ".json", content)))),

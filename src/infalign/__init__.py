@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from infalign.evaluation.measures import measure, paired_differences, pass_at_k
-    from infalign.evaluation.table_files import read_rewards
     from infalign.evaluation.win_rates import win_rates
+    from infalign.integrations.logs import read_rewards
     from infalign.method.calibration import calibrate
     from infalign.method.group_advantages import advantages
     from infalign.method.optimum import optimum
@@ -75,8 +75,8 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "theory.optimum",
     "theory.choose",
     "evaluation.measures",
-    "evaluation.table_files",
     "evaluation.win_rates",
+    "integrations.logs",
     "rewards.classifier",
     "sampling.calibrated_prompts",
     "steps.whole_run",

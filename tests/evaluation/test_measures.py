@@ -16,7 +16,7 @@ from infalign.evaluation.intervals import Confidence, estimate_difference, estim
 from infalign.evaluation.measures import Measuring, measure, over_k, paired_differences
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.reward_tables import RewardTable, joined
-from infalign.evaluation.table_files import Reading, read_rewards
+from infalign.evaluation.table_files import Reading, read_reward_table
 
 RAGGED = [[0, 0, 1, 1], [0, 1, 0], [0, 0], [1, 1, 1, 1, 1]]
 
@@ -73,7 +73,7 @@ def test_models_in_one_file_are_measured_apart_and_compared_on_shared_prompts(en
     rng = np.random.default_rng(0)
     rewards = {name: (rng.random((12, 4)) < rate).astype(int).tolist() for name, rate in (("a", 0.3), ("b", 0.6))}
     rewards["b"] = rewards["b"][:10]
-    table = read_rewards(written(tmp_path / f"t.{ending}", rows_of(rewards)))
+    table = read_reward_table(written(tmp_path / f"t.{ending}", rows_of(rewards)))
     for record in measure(table, ["pass@2"]):
         values = Metric.parse("pass@2").of_prompts(rewards[record["model"]])
         expected = estimate_share(values)
@@ -89,7 +89,7 @@ def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:
     """One other usual name is taken and said, two are refused, and what is ignored is named."""
     rows = rows_of({"a": RAGGED, "b": RAGGED[::-1]}, prompt_id="problem", reward="score")
     rows = [row | {"temperature": 1} for row in rows]
-    table = read_rewards(written(tmp_path / "t.csv", rows))
+    table = read_reward_table(written(tmp_path / "t.csv", rows))
     assert table.notes == (
         "prompt is read from column problem.",
         "reward is read from column score.",
@@ -99,13 +99,13 @@ def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="columns problem and task_id could be the prompt; choose one: --columns prompt="
     ):
-        read_rewards(both)
-    chosen = read_rewards(both, Reading({"prompt": "problem", "model": "temperature"}))
+        read_reward_table(both)
+    chosen = read_reward_table(both, Reading({"prompt": "problem", "model": "temperature"}))
     assert list(means(chosen)) == ["1"]
     with pytest.raises(DataError, match="no column grade for reward; there are problem, model, score, temperature"):
-        read_rewards(tmp_path / "t.csv", Reading({"reward": "grade"}))
+        read_reward_table(tmp_path / "t.csv", Reading({"reward": "grade"}))
     with pytest.raises(ConfigError, match="unknown role 'rewrad' of a column; known: prompt, reward, model"):
-        read_rewards(tmp_path / "t.csv", Reading({"rewrad": "score"}))
+        read_reward_table(tmp_path / "t.csv", Reading({"rewrad": "score"}))
 
 
 def test_a_row_may_hold_all_samples_of_a_prompt_or_all_models(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_a_row_may_hold_all_samples_of_a_prompt_or_all_models(tmp_path: Path) ->
     expected = {"a": np.mean([np.mean(row) for row in RAGGED])}
     lists = [{"prompt_id": f"p{i}", "model": "a", "reward": row} for i, row in enumerate(RAGGED)]
     for ending in ("jsonl", "parquet"):
-        assert means(read_rewards(written(tmp_path / f"lists.{ending}", lists))) == pytest.approx(expected)
+        assert means(read_reward_table(written(tmp_path / f"lists.{ending}", lists))) == pytest.approx(expected)
     wide = [{"prompt_id": i, "s1": i % 2, "s2": 1} for i in range(4)]
-    table = read_rewards(written(tmp_path / "wide.csv", wide), Reading({"reward": "s[0-9]"}))
+    table = read_reward_table(written(tmp_path / "wide.csv", wide), Reading({"reward": "s[0-9]"}))
     assert means(table) == {"wide": 0.75}
-    assert means(read_rewards(tmp_path / "wide.csv", Reading({"model": "s?"}))) == {"s1": 0.5, "s2": 1.0}
+    assert means(read_reward_table(tmp_path / "wide.csv", Reading({"model": "s?"}))) == {"s1": 0.5, "s2": 1.0}
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
@@ -126,7 +126,7 @@ def test_words_and_booleans_are_rewards(ending: str, tmp_path: Path) -> None:
     for right, wrong in (("C", "I"), ("passed", "failed"), (True, False)):
         rows = rows_of({"a": [[1, 0], [1, 1]]})
         file = written(tmp_path / f"t.{ending}", [row | {"reward": right if row["reward"] else wrong} for row in rows])
-        table = read_rewards(file)
+        table = read_reward_table(file)
         assert means(table) == {"a": 0.75}
         assert (f"{right} is 1" in " ".join(table.notes)) == isinstance(right, str)
 
@@ -138,9 +138,9 @@ def test_a_missing_reward_is_refused_left_out_or_wrong(ending: str, tmp_path: Pa
     rows[1]["reward"] = "" if ending == "csv" else None
     file = written(tmp_path / f"t.{ending}", rows)
     with pytest.raises(DataError, match="column reward is missing or empty"):
-        read_rewards(file)
+        read_reward_table(file)
     for missing, mean, said in (("omit", (1 / 2 + 1 / 3) / 2, "are left out"), ("wrong", 1 / 3, "count as wrong")):
-        table = read_rewards(file, Reading(missing=missing))  # type: ignore[arg-type]
+        table = read_reward_table(file, Reading(missing=missing))  # type: ignore[arg-type]
         assert means(table)["a"] == pytest.approx(mean)
         assert table.notes == (f"1 of 6 samples have no reward and {said}.",)
 
@@ -150,33 +150,35 @@ def test_what_must_not_be_pooled_is_refused(tmp_path: Path) -> None:
     rows = [{"prompt_id": p, "epoch": e, "reward": 1} for p in "ab" for e in range(2)]
     twice = written(tmp_path / "twice.csv", [*rows, rows[2]])
     with pytest.raises(DataError, match="prompt 'b' has sample 0 more than once; if the file holds several runs"):
-        read_rewards(twice)
+        read_reward_table(twice)
     steps = written(tmp_path / "steps.jsonl", [row | {"step": step} for step in (10, 20) for row in rows])
     with pytest.raises(DataError, match=r"column step has several values for a prompt.*--columns model=step"):
-        read_rewards(steps)
-    assert means(read_rewards(steps, Reading({"model": "step"}))) == {"10": 1.0, "20": 1.0}
+        read_reward_table(steps)
+    assert means(read_reward_table(steps, Reading({"model": "step"}))) == {"10": 1.0, "20": 1.0}
     part = Measuring(by="step")
-    assert [r["part"] for r in measure(read_rewards(steps, Reading({"model": "step"}, ["step"])), ["pass@1"], part)]
+    assert [
+        r["part"] for r in measure(read_reward_table(steps, Reading({"model": "step"}, ["step"])), ["pass@1"], part)
+    ]
 
 
 def test_several_files_are_one_table_whose_models_keep_apart(tmp_path: Path) -> None:
     """Without a model column the file is the model; models of one name get their file's name in front."""
     bare = [{key: row[key] for key in ("prompt_id", "reward")} for row in rows_of({"m": RAGGED})]
     files = [written(tmp_path / f"{name}.csv", bare) for name in ("before", "after")]
-    table = joined([read_rewards(file) for file in files])
+    table = joined([read_reward_table(file) for file in files])
     assert list(means(table)) == ["before", "after"]
     named = [written(tmp_path / f"{name}.jsonl", rows_of({"m": RAGGED})) for name in ("before", "after")]
-    assert list(means(joined([read_rewards(file) for file in named]))) == ["before: m", "after: m"]
+    assert list(means(joined([*map(read_reward_table, named)]))) == ["before: m", "after: m"]
     with pytest.raises(DataError, match="two files of one name have the model before"):
-        joined([read_rewards(files[0])] * 2)
+        joined([read_reward_table(files[0])] * 2)
 
 
 def test_answers_that_are_numbers_compare_as_numbers(tmp_path: Path) -> None:
     """1 and 1.0 are one answer where all answers are numbers; beside other text they are two."""
     rows = [{"prompt_id": p, "reward": r, "answer": a} for p in "ab" for r, a in ((1, "1"), (1, "1.0"), (0, "2"))]
-    assert means(read_rewards(written(tmp_path / "n.csv", rows)), "maj@3") == {"n": 1.0}
+    assert means(read_reward_table(written(tmp_path / "n.csv", rows)), "maj@3") == {"n": 1.0}
     worded = [row | {"answer": f"{row['answer']} apples"} for row in rows]
-    assert means(read_rewards(written(tmp_path / "w.csv", worded)), "maj@3") == {"w": pytest.approx(2 / 3)}
+    assert means(read_reward_table(written(tmp_path / "w.csv", worded)), "maj@3") == {"w": pytest.approx(2 / 3)}
     with pytest.raises(DataError, match="has no column answer"):
         measure(RAGGED, ["maj@2"])
 
@@ -185,7 +187,7 @@ def test_prompts_are_measured_by_a_column_and_against_a_model(tmp_path: Path) ->
     """Each value of a column apart; of many models each against one."""
     rows = rows_of(dict.fromkeys("abc", RAGGED))
     rows = [row | {"subject": "x" if row["prompt_id"] in ("p0", "p1") else "y"} for row in rows]
-    table = read_rewards(written(tmp_path / "t.jsonl", rows), Reading(keep=["subject"]))
+    table = read_reward_table(written(tmp_path / "t.jsonl", rows), Reading(keep=["subject"]))
     how = Measuring(by="subject", confidence=Confidence(0.9))
     found = measure(table, ["pass@1"], how)
     assert [(r["part"], r["model"]) for r in found] == [(part, model) for part in "xy" for model in "abc"]
@@ -199,7 +201,7 @@ def test_prompts_are_measured_by_a_column_and_against_a_model(tmp_path: Path) ->
 
 def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
     """Sorted, of one model."""
-    table = read_rewards(written(tmp_path / "t.jsonl", rows_of({"a": [[3, 1, 2], [0, 5]], "b": [[1], [1]]})))
+    table = read_reward_table(written(tmp_path / "t.jsonl", rows_of({"a": [[3, 1, 2], [0, 5]], "b": [[1], [1]]})))
     with pytest.raises(DataError, match="has the models a, b; take the rows of one"):
         table.rewards_by_prompt()
     one = table.take(table.models.codes == 0).rewards_by_prompt()

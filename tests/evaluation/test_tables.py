@@ -18,7 +18,7 @@ from infalign.evaluation.intervals import estimate
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.pairing import pair
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.table_files import read_rewards
+from infalign.evaluation.table_files import read_reward_table
 from infalign.evaluation.tables import compare_tables, print_comparison
 from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws, tie_rate
 from infalign.method.procedures import BestOfN, RewindAndRepeat, parse_procedure
@@ -67,7 +67,9 @@ def drawn(prompts: int, samples: int, seed: int, shift: float = 0.0) -> Samples:
 
 def compare(policy: Path, base: Path, procedures: list[str], *, common: bool = False, **options: Any) -> Any:
     """Return the records of two files."""
-    return compare_tables(pair(read_rewards(policy), read_rewards(base), common_prompts=common), procedures, **options)
+    return compare_tables(
+        pair(read_reward_table(policy), read_reward_table(base), common_prompts=common), procedures, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +200,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
     row = {"parquet": "row 1", "csv": "line 3", "jsonl": "line 2"}[ending]
     message = rf"t.{ending} {row}, prompt 'a': {name} is -?(nan|inf), which cannot be ranked"
     with pytest.raises(DataError, match=message):
-        read_rewards(path)
+        read_reward_table(path)
 
 
 @pytest.mark.parametrize(
@@ -236,12 +238,12 @@ def test_a_bad_table_is_refused_with_its_place(name: str, text: str, message: st
     """What is no number, absent or damaged is named by file, row and column."""
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
-        read_rewards(tmp_path / name)
+        read_reward_table(tmp_path / name)
     with pytest.raises(DataError, match="does not exist"):
-        read_rewards(tmp_path / "absent.parquet")
+        read_reward_table(tmp_path / "absent.parquet")
     spelled = write(tmp_path / "text.parquet", {"prompt_id": ["a"], "reward": ["0.5"]})  # a column of text is no number
     with pytest.raises(DataError, match=r"text.parquet row 0, prompt 'a': reward is '0.5'; it must be a number"):
-        read_rewards(spelled)
+        read_reward_table(spelled)
 
 
 def test_a_judge_on_one_side_only_is_an_error(models: tuple[Samples, Samples], tmp_path: Path) -> None:

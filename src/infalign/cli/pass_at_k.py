@@ -27,9 +27,11 @@ worst-of-k: the mean reward. Models are compared on the prompts that they share.
 
 
 def pass_at_k(
-    *tables: Annotated[Path, Parameter(help="FILE.parquet, .csv or .jsonl.")],
+    *tables: Annotated[Path, Parameter(help="Tables (.parquet, .csv, .jsonl), logs, or folders of logs.")],
     metric: Annotated[list[str], Parameter(help="pass@8, pass^4, maj@5, avg@16, best-of-4. Repeatable.")] | None = None,
     columns: Annotated[str, Parameter(help="Which column is what: prompt=problem,reward=score_*,model=name.")] = "",
+    score: Annotated[str | None, Parameter(help="Which of several scorers or metrics of a log.")] = None,
+    check: Annotated[str | None, Parameter(help="Score the texts of a log by my_checker.py:check.")] = None,
     by: Annotated[str | None, Parameter(help="Measure the values of this column apart.")] = None,
     against: Annotated[str | None, Parameter(help="Compare with this model only.")] = None,
     threshold: Annotated[float | None, Parameter(help="A response with at least this reward is right.")] = None,
@@ -44,16 +46,18 @@ def pass_at_k(
     """Measure pass@k, pass^k and majority votes, and compare models."""
     from infalign.evaluation.intervals import Confidence
     from infalign.evaluation.measures import Measuring, measure, over_k, paired_differences
-    from infalign.evaluation.reward_tables import joined
-    from infalign.evaluation.table_files import Reading, read_rewards
+    from infalign.evaluation.table_files import Reading
+    from infalign.integrations.logs import read_rewards
     from infalign.report.measured import ENDINGS, print_measured, write_measured
+    from infalign.rewards.function import import_function
 
     if not tables:
         raise ConfigError("give one or more tables: infalign pass-at-k samples.csv")
     file = None if plot is None else new_file(plot, *ENDINGS)
     chosen = dict(choice.partition("=")[::2] for choice in columns.split(",") if choice)
     reading = Reading(chosen, [by] if by else [], missing)
-    table = joined([read_rewards(path, reading) for path in tables])
+    checker = None if check is None else import_function(check)
+    table = read_rewards(*tables, score=score, check=checker, reading=reading)
     how = Measuring(threshold, by, Confidence(confidence, seed))
 
     def found_of(metrics: list[str]) -> dict[str, object]:

@@ -35,10 +35,10 @@ def win_rate(
 ) -> None:
     """Measure inference-time win rates on two tables of rewards."""
     from infalign.evaluation.pairing import pair
-    from infalign.evaluation.table_files import read_rewards
+    from infalign.evaluation.table_files import read_reward_table
     from infalign.evaluation.tables import compare_tables, print_comparison
 
-    pairing = pair(read_rewards(policy), read_rewards(base), common_prompts=common_prompts, seed=seed)
+    pairing = pair(read_reward_table(policy), read_reward_table(base), common_prompts=common_prompts, seed=seed)
     procedures = list(dict.fromkeys(procedure))
     records = compare_tables(pairing, procedures, base_procedure=base_procedure, confidence=confidence, seed=seed)
     if as_json:

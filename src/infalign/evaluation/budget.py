@@ -12,7 +12,7 @@ from rich.console import Console
 from infalign.core.display import counted, heading, number, plain_table, say
 from infalign.core.errors import DataError
 from infalign.data.files import read_rows
-from infalign.evaluation.table_files import read_rewards
+from infalign.evaluation.table_files import read_reward_table
 from infalign.method.calibration import Array
 from infalign.method.optimum import optimum
 from infalign.method.procedures import BestOfN, RankProcedure, WorstOfN
@@ -85,7 +85,7 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
     """Return the rewards of K rollouts of each prompt, (P, K), from a table with the columns prompt_id and reward.
 
     A table with ``pass_rate`` instead has a row per prompt, the share of its ``rollouts`` that were right. Raises
-    DataError for prompts with different numbers of rows, for a pass rate outside [0, 1] and as `read_rewards`.
+    DataError for prompts with different numbers of rows, for a pass rate outside [0, 1] and as `read_reward_table`.
     """
     rows = [(where, row["pass_rate"]) for where, row in read_rows(path) if "pass_rate" in row]
     if rows:
@@ -100,7 +100,7 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
             raise DataError(f"{where}: pass_rate must be between 0 and 1, found {rate!r}")
         right_P = np.rint(rates_P * rollouts)
         return np.asarray(np.arange(rollouts) >= rollouts - right_P[:, None], float)
-    stored_P = [*read_rewards(path).rewards_by_prompt().values()]
+    stored_P = [*read_reward_table(path).rewards_by_prompt().values()]
     if (fewest := min(map(len, stored_P))) != (most := max(map(len, stored_P))):
         raise DataError(f"{path} has {fewest} to {most} rewards per prompt; give as many for each")
     return np.stack(stored_P)

@@ -15,7 +15,7 @@ from infalign.core.display import listed_names
 from infalign.core.errors import DataError
 from infalign.evaluation.reward_tables import Labels, RewardTable
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.table_files import read_rewards
+from infalign.evaluation.table_files import read_reward_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ def _samples(table: RewardTable, rows_PM: NDArray[np.intp]) -> Samples:
 def judged_samples(path: str | Path, *, seed: int = 0) -> Samples:
     """Return a table's responses as samples, as many of every prompt as the prompt with the fewest has, shuffled.
 
-    Raises DataError as `read_rewards`, and for a table without ``judge_reward``.
+    Raises DataError as `read_reward_table`, and for a table without ``judge_reward``.
     """
-    rewards = read_rewards(path)
+    rewards = read_reward_table(path)
     if rewards.judge != "judge_reward":
         raise DataError(f"{path} has no column judge_reward; add the judge's score of each response")
     blocks = pair(rewards, rewards, seed=seed).blocks

@@ -1,5 +1,6 @@
 """Tables of rewards from any source: a row per response, with its prompt, its model and its reward."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,31 +142,32 @@ class Groups:
 
 
 def joined(tables: Sequence[RewardTable]) -> RewardTable:
-    """Return the rows of all tables; models of one name in two of them get their files' names in front.
+    """Return the rows of all tables.
 
-    Raises DataError where two files and models have the same names.
+    Models of one name in several tables are one if they share no prompt; otherwise the name of the table's file comes
+    in front. Raises DataError where two such files have the same name too.
     """
     if len(tables) == 1:
         return tables[0]
-    names = [name for table in tables for name in table.models.names]
-    models = []
+    asked = defaultdict[str, list[set[str]]](list)
     for table in tables:
-        stem = Path(table.source).stem
-        spelled = [f"{stem}: {name}" if names.count(name) > 1 else name for name in table.models.names]
-        models.append(replace(table.models, names=spelled))
-    spelled = [name for one in models for name in one.names]
-    if doubled := sorted({name for name in spelled if spelled.count(name) > 1}):
+        for code, name in enumerate(table.models.names):
+            prompts = np.unique(table.prompts.codes[table.models.codes == code])
+            asked[name].append({table.prompts.names[prompt] for prompt in prompts})
+    twice = {name for name, prompts in asked.items() if len(set().union(*prompts)) < sum(map(len, prompts))}
+    spelled = [
+        [f"{Path(table.source).stem}: {name}" if name in twice else name for name in table.models.names]
+        for table in tables
+    ]
+    names = Counter(name for own in spelled for name in own if ": " in name)
+    if doubled := [name for name, count in names.items() if count > 1 and name.partition(": ")[2] in twice]:
         raise DataError(f"two files of one name have the model {listed_names(doubled)}; rename a file")
     shared = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
     return RewardTable(
         ", ".join(table.source for table in tables),
         Labels.joined([table.prompts for table in tables]),
-        Labels.joined(models),
+        Labels.joined([replace(table.models, names=own) for table, own in zip(tables, spelled, strict=True)]),
         {"reward": np.concatenate([table.numbers["reward"] for table in tables])},
-        {
-            name: Labels.joined([table.columns[name] for table in tables])
-            for name in tables[0].columns
-            if name in shared
-        },
-        tuple(f"{Path(table.source).name}: {note}" for table in tables for note in table.notes),
+        {name: Labels.joined([table.columns[name] for table in tables]) for name in shared},
+        tuple(dict.fromkeys(note for table in tables for note in table.notes)),
     )

@@ -75,7 +75,7 @@ class Reading:
         return found, notes
 
 
-def read_rewards(path: str | Path, reading: Reading | None = None) -> RewardTable:
+def read_reward_table(path: str | Path, reading: Reading | None = None) -> RewardTable:
     """Return the rewards of a .parquet, .csv, .json or .jsonl file, also compressed.
 
     A row is a response, or with a list of rewards or several columns of them the responses to a prompt. Prompts are
@@ -112,7 +112,7 @@ def _read_columns(path: Path, reading: Reading) -> RewardTable:
     prompts = labels.pop("prompt")
     if "" in prompts.names or (prompts.codes < 0).any() or not len(prompts.codes):
         raise ValueError("rows without a prompt")
-    return finished(
+    return checked_table(
         path, prompts, {role: values for role, values in numbers.items() if values is not None}, labels, notes, reading
     )
 
@@ -175,7 +175,7 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
     if words:
         notes.append(f"Words are rewards: {', '.join(f'{word} is {WORDS[word]:g}' for word in sorted(words))}.")
     labels = {role: Labels.of(pa.array(values, pa.large_string())) for role, values in found.items()}
-    return finished(path, labels.pop("prompt"), numbers, labels, notes, reading)
+    return checked_table(path, labels.pop("prompt"), numbers, labels, notes, reading)
 
 
 def _responses(row: Mapping[str, Any], roles: Columns) -> Iterator[dict[str, Any]]:
@@ -195,7 +195,7 @@ def _responses(row: Mapping[str, Any], roles: Columns) -> Iterator[dict[str, Any
             }
 
 
-def finished(
+def checked_table(
     path: str | Path,
     prompts: Labels,
     numbers: Mapping[str, Array],
@@ -215,10 +215,11 @@ def finished(
     if missing.any():
         said = f"{int(missing.sum()):,} of {missing.size:,} samples have no reward"
         if reading.missing == "refuse":
-            first = prompts.names[prompts.codes[missing.argmax()]]
+            first, errors = int(missing.argmax()), columns.get("error")
+            because = f" ({errors.names[errors.codes[first]]})" if errors and errors.codes[first] >= 0 else ""
             raise DataError(
-                f"{path}: {said}, first one of prompt {first!r}; leave them out with --missing omit, or count them as "
-                "wrong with --missing wrong"
+                f"{path}: {said}, first one of prompt {prompts.names[prompts.codes[first]]!r}{because}; leave them out "
+                f"with --missing omit, or count them as wrong with --missing wrong. {' '.join(notes)}".rstrip()
             )
         if reading.missing == "omit":
             table = replace(table.take(~missing), notes=(*notes, f"{said} and are left out."))

@@ -14,11 +14,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, first_line
 from infalign.data.files import READERS as FORMATS
 from infalign.data.files import read_rows
+from infalign.evaluation.reward_tables import Labels, RewardTable, joined
+from infalign.evaluation.table_files import Reading, checked_table, read_reward_table
 from infalign.integrations.logs.samples import Note, Sample
 
 READERS = ("inspect_ai", "lm_eval", "verl", "trl", "verifiers", "evalplus", "garak")
@@ -77,6 +80,35 @@ def read_log(path: Path, *, score: str | None = None, check: Callable[..., Any] 
     except UnicodeEncodeError as error:
         raise DataError(f"{path} has a text with half a character ({first_line(error)}); write it as UTF-8") from error
     return Log(rows, tuple(dict.fromkeys(notes)))
+
+
+def read_rewards(
+    *paths: str | Path,
+    score: str | None = None,
+    check: Callable[..., Any] | None = None,
+    reading: Reading | None = None,
+) -> RewardTable:
+    """Return the rewards in logs of other tools (`read_log`), folders of them, and tables (`read_reward_table`).
+
+    Models of one name in several files are one model if no prompt is in two of these files; otherwise they are told
+    apart by the names of the files. Raises as both readers.
+    """
+    reading = reading or Reading()
+    tables = []
+    for path in map(Path, paths):
+        log = read_log(path, score=score, check=check)
+        if log is None and (score or check):
+            raise ConfigError(f"{path} is no log of {', '.join(READERS)}; a score or checker is for these only")
+        tables.append(read_reward_table(path, reading) if log is None else _of_log(path, log, reading))
+    return joined(tables)
+
+
+def _of_log(path: Path, log: Log, reading: Reading) -> RewardTable:
+    rows = log.rows
+    columns = {name: Labels.of(rows[name]) for name in rows.column_names if name not in ("prompt", "reward", "text")}
+    rewards = np.array([math.nan if reward is None else reward for reward in rows["reward"].to_pylist()], float)
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in log.notes]
+    return checked_table(path, Labels.of(rows["prompt"]), {"reward": rewards}, columns, notes, reading)
 
 
 def _tool(path: Path) -> str | None:
