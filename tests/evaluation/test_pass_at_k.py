@@ -73,3 +73,61 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
     file.write_text("prompt_id,reward\na,1\na,0\nb,1\nb,0\n")
     with pytest.raises(DataError, match="4 rows have no column answer"):
         measure_table(file, ["maj@2"])
+
+
+@pytest.mark.parametrize(
+    ("answers", "right"),
+    [
+        (["", None, float("nan"), "7", "  "], [0, 0, 0, 1, 0]),  # no answer is no vote and agrees with nobody
+        (["1", "1.0", "2", "02", "1e0"], [1, 1, 0, 0, 1]),  # numbers compare as numbers
+        (["1", "1.0", "1", "x", ""], [1, 0, 1, 0, 0]),  # among text they are text
+        ([" a", "a ", "b", "B", None], [1, 1, 0, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_a_majority_counts_answers_only(answers: list[object], right: list[int], k: int) -> None:
+    """Against all sets of k: those without any answer are not right."""
+    text = [None if a is None or a != a else str(a).strip() for a in answers]
+    numeric = "x" not in text and "a" not in text
+    keys = np.array([np.nan if not t else float(t) if numeric else hash(t) for t in text])
+    expected = []
+    for one in map(list, combinations(range(5), k)):
+        said = [i for i in one if not np.isnan(keys[i])]
+        expected.append(voted(np.array(right)[said], keys[said]) if said else 0.0)
+    found = pass_rates([right, right], [f"maj@{k}"], answers=[answers, answers])[0]
+    assert found["mean"] == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", ["pass@2048", "pass^2048", "avg@4096", "pass@4096"])
+def test_large_numbers_of_responses_are_exact(metric: str) -> None:
+    """Of 4,096 responses all but one are right: C(4095, k)/C(4096, k) = 1 − k/4096 of all sets are right as a whole."""
+    k = int(metric[5:])
+    share = 1.0 - k / 4096 if metric.startswith("pass^") else 1.0 - (metric.startswith("avg")) / 4096
+    found = pass_rates([np.arange(4096) > 0] * 2, [metric])[0]
+    assert found["mean"] == pytest.approx(share, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "more", "said"),
+    [
+        ([[1.0, np.nan], [0, 1]], {}, "prompt 0 has a reward that is not finite"),
+        ([[1, 0], [np.nan, 1]], {"threshold": 0.5}, "prompt 1 has a reward that is not finite"),
+        ([[1, 0], [np.inf, 1]], {"threshold": 0.5}, "prompt 1 has a reward that is not finite"),
+        (CORRECT, {"threshold": np.nan}, "the threshold must be finite, found nan"),
+        (CORRECT, {"threshold": np.inf}, "the threshold must be finite, found inf"),
+        (CORRECT, {"answers": ANSWERS[:, :3]}, "answers and rewards differ in shape"),
+        ([], {}, "at least 2 prompts, found 0"),
+        ([[], []], {}, "needs 1 responses per prompt, found 0"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(rewards: object, more: dict[str, object], said: str) -> None:
+    """NaN and infinity pass no comparison silently, and nothing there is an error."""
+    with pytest.raises((ConfigError, DataError), match=said):
+        pass_rates(rewards, ["avg@1"], **more)  # type: ignore[arg-type]
+
+
+def test_prompts_that_are_all_solved_have_an_interval() -> None:
+    """As pass@1 has it: rounding of pass@64 is no difference between prompts."""
+    low = [pass_rates(np.ones((20, 96)), [metric])[0]["low"] for metric in ("pass@1", "pass@64", "pass^64")]
+    assert low == pytest.approx([low[0]] * 3, abs=1e-9)
+    assert low[0] < 0.85

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from infalign.evaluation.intervals import estimate_share
 from infalign.evaluation.reward_tables import read_rewards
 from infalign.method.calibration import Array, as_rewards
 from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
-from infalign.method.procedures.majority import MajorityVote
+from infalign.method.procedures.majority import MajorityVote, votes
 
 NO_WIDTH = "every prompt has the same value, so the interval has zero width and does not generalize to other prompts"
 KINDS: dict[str, Callable[[int], Procedure | MajorityVote]] = {
@@ -43,7 +44,7 @@ class Metric:
     @classmethod
     def parse(cls, name: str) -> "Metric":
         """Return the metric that ``name`` spells. Raises ConfigError for another name."""
-        found = re.fullmatch(r"(pass@|pass\^|avg@|maj@)([1-9]\d*)", name)
+        found = re.fullmatch(r"(pass@|pass\^|avg@|maj@)([1-9]\d{0,8})", name)
         if found is None:
             raise ConfigError(f"unknown metric {name!r}; known: {', '.join(f'{kind}K' for kind in KINDS)}")
         k = int(found[2])
@@ -53,9 +54,9 @@ class Metric:
         """Return the metric of each prompt, (P,), from M ≥ k responses that are right (1) or not (0).
 
         It is the mean over all sets of k of the M, so its expectation does not depend on M. ``maj@k`` needs answers,
-        equal where they are one answer. Raises DataError for fewer than k responses, and for ``maj@k`` without answers.
+        as `majority.votes` compares them. Raises DataError for fewer than k responses, and for ``maj@k`` without any.
         """
-        correct = np.asarray(correct_PM, float)
+        correct = np.atleast_2d(as_rewards(correct_PM))
         if correct.shape[1] < self.k:
             raise DataError(f"{self.name} needs {self.k} responses per prompt, found {correct.shape[1]}")
         if not isinstance(self.procedure, MajorityVote):
@@ -72,27 +73,34 @@ def pass_rates(
     metrics: Sequence[str],
     *,
     threshold: float | None = None,
-    answers: Sequence[ArrayLike] | None = None,
+    answers: Sequence[Any] | None = None,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Return each of ``metrics``, such as ``pass@8``, with its interval over prompts.
 
     ``rewards`` holds those of the responses to each prompt, which may be of different number: 0 or 1, or graded, with
-    the ``threshold`` from which on a response is right. ``answers`` has the same shape. Raises DataError for graded
-    rewards without a threshold, and as `Metric.of_prompts`; ConfigError for an unknown metric.
+    the ``threshold`` from which on a response is right. ``answers`` has the same shape, null for none. Raises DataError
+    for graded rewards without a threshold and as `Metric.of_prompts`; ConfigError for an unknown metric.
 
     >>> pass_rates([[0, 0, 1, 1], [0, 1, 0]], ["pass@2"])[0]["mean"]  # 1 − C(2, 2)/C(4, 2) = 5/6 and 1 − 1/3 = 2/3
     0.75
     """
     rows = [as_rewards(row) for row in rewards]
+    if bad := [prompt for prompt, row in enumerate(rows) if not np.isfinite(row).all()]:
+        raise DataError(f"prompt {bad[0]} has a reward that is not finite; score its responses again, or leave it out")
+    if threshold is not None and not np.isfinite(threshold):
+        raise ConfigError(f"the threshold must be finite, found {threshold}")
     if threshold is None and not all(np.isin(row, (0.0, 1.0)).all() for row in rows):
         raise DataError("the rewards are not all 0 or 1; give the threshold at which a response counts as right")
     correct = rows if threshold is None else [(row >= threshold).astype(float) for row in rows]
-    said = [None] * len(rows) if answers is None else [np.asarray(row)[None] for row in answers]
+    if answers is not None and [np.shape(row) for row in answers] != [row.shape for row in rows]:
+        raise DataError("answers and rewards differ in shape; give an answer, or null, for each reward")
+    codes = iter([] if answers is None else votes(chain.from_iterable(answers)))
+    said = [None if answers is None else [[*islice(codes, row.size)]] for row in rows]
     found = []
     for metric in map(Metric.parse, metrics):
-        each = [metric.of_prompts(row[None], text)[0] for row, text in zip(correct, said, strict=True)]
+        each = [metric.of_prompts(row, text)[0] for row, text in zip(correct, said, strict=True)]
         measured = estimate_share(each, confidence=confidence, seed=seed)
         found.append({"metric": metric.name, "prompts": len(rows), "confidence": confidence, **measured.as_dict()})
     return found
@@ -113,10 +121,10 @@ def measure_table(
     table = read_rewards(path)
     rows, answers = table.rows_by_prompt(), None
     if any(name.startswith("maj@") for name in metrics or ()):
-        texts = [str(row["answer"]) for _, row in read_rows(path) if "answer" in row]
-        if absent := len(table.prompt_ids) - len(texts):
+        said = [row["answer"] for _, row in read_rows(path) if "answer" in row]
+        if absent := len(table.prompt_ids) - len(said):
             raise DataError(f"{path}: {absent} rows have no column answer, which maj@k needs")
-        codes = np.unique(texts, return_inverse=True)[1]
+        codes = votes(said)
         answers = [codes[own] for own in rows]
     return pass_rates(
         [table.numbers["reward"][own] for own in rows],
