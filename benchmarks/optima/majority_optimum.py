@@ -12,12 +12,15 @@ from numpy.typing import ArrayLike
 from infalign.method.calibration import Array
 from infalign.method.procedures.majority import MajorityVote
 
-STEP = 1e-30  # of the complex step, which has no cancellation: the gradient is exact to rounding
-
 
 def vote_gradient(policy: Array, worth: Array, procedure: MajorityVote) -> Array:
     """Return R(y) = ∂V/∂π(y), (Y,)."""
-    return np.asarray((procedure.served(policy + 1j * STEP * np.eye(policy.size)) @ worth).imag / STEP)
+    n = (
+        procedure.n
+    )  # V is a polynomial of this degree in π(y): its values on a circle have its derivative as their mean
+    circle = np.exp(2j * np.pi * np.arange(n + 1) / (n + 1))
+    around = procedure.served(policy + circle[:, None, None] / (2 * n) * np.eye(policy.size)) @ worth
+    return np.asarray((circle.conj() @ around).real * 2 * n / (n + 1))
 
 
 def optimal_answers(reference: ArrayLike, worth: ArrayLike, procedure: MajorityVote, *, kl: float) -> FiniteOptimum:

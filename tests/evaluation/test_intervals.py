@@ -134,3 +134,34 @@ def test_an_interval_needs_two_prompts_and_finite_values() -> None:
         estimate([0.5, np.nan])
     with pytest.raises(ConfigError, match="found 95"):
         estimate([0.5, 0.6], confidence=95)
+
+
+LAWS = {
+    "graded": np.random.default_rng(0).beta(2, 3, size=40),
+    "few lost": np.arange(30) < 27.0,
+    "one won": np.eye(1, 20)[0],
+    "skewed": np.random.default_rng(1).random(60) ** 9,
+    "many prompts": np.eye(1, 10_001)[0],
+    "two prompts": np.array([0.4, 0.6]),
+}
+
+
+@pytest.mark.parametrize("values", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("interval", [estimate, estimate_share, estimate_difference])
+def test_no_higher_confidence_is_a_narrower_interval(interval: Any, values: Any) -> None:
+    """From .5 to .9999, also where resampling ends, and the mean is always inside."""
+    levels = [*np.linspace(0.5, 0.99, 8), 0.998, 0.9985, 0.999, 0.9991, 0.9995, 0.9999]
+    found = [interval(values, confidence=float(level)) for level in levels]
+    assert np.all(np.diff([one.low for one in found]) <= 1e-12)
+    assert np.all(np.diff([one.high for one in found]) >= -1e-12)
+    assert all(one.low <= one.mean <= one.high for one in found)
+
+
+@pytest.mark.parametrize("prompts", [20, 300])
+def test_rounding_at_an_end_is_the_end(prompts: int) -> None:
+    """As sums of weights give 1 − 1e-16: the interval is that of prompts that are all won, or all tie."""
+    noise = 1.1e-16 * (np.arange(prompts) % 3)
+    for interval, end in ((estimate_share, 1.0), (estimate_share, 0.0), (estimate_difference, 0.0)):
+        found, exact = interval(np.abs(end - noise)), interval(np.full(prompts, end))
+        assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-12)
+        assert found.high - found.low > 0.5 / prompts

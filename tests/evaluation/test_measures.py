@@ -1,6 +1,7 @@
 """Tables of rewards of any shape are read as their owner means them, and measured by model and by pairs of models."""
 
 import json
+from itertools import combinations
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,12 @@ def rows_of(rewards: dict[str, list[list[float]]], **names: str) -> list[dict[st
         for number, responses in enumerate(prompts)
         for value in responses
     ]
+
+
+def voted(correct: np.ndarray, answers: np.ndarray) -> float:
+    """Return how often the answer that most give is right; of those with as many votes one at random."""
+    given, votes = np.unique(answers, return_counts=True)
+    return float(np.mean([correct[answers == answer].mean() for answer in given[votes == votes.max()]]))
 
 
 def means(table: RewardTable, metric: str = "pass@1") -> dict[str, float]:
@@ -208,10 +215,61 @@ def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
     assert {prompt: row.tolist() for prompt, row in one.items()} == {"p0": [1, 2, 3], "p1": [0, 5]}
 
 
-def test_rewards_that_cannot_be_measured_are_named() -> None:
-    """Graded without a threshold, a value that is not finite, a prompt without rewards, nothing at all."""
-    with pytest.raises(DataError, match="not all 0 or 1; give the threshold"):
-        pass_at_k([[0.5, 1.0]] * 2, 1)
-    for rewards in ([[0, np.nan], [1, 1]], [[], [1]], []):
-        with pytest.raises(DataError, match="one or more finite rewards for each prompt"):
-            pass_at_k(rewards, 1)
+@pytest.mark.parametrize(
+    ("answers", "right"),
+    [
+        (["", None, float("nan"), "7", "  "], [0, 0, 0, 1, 0]),  # no answer is no vote and agrees with nobody
+        (["1", "1.0", "2", "02", "1e0"], [1, 1, 0, 0, 1]),  # numbers compare as numbers
+        (["1", "1.0", "1", "x", ""], [1, 0, 1, 0, 0]),  # among text they are text
+        ([" a", "a ", "b", "B", None], [1, 1, 0, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_a_majority_counts_answers_only(answers: list[object], right: list[int], k: int) -> None:
+    """Against all sets of k: those without any answer are not right."""
+    text = [None if a is None or a != a else str(a).strip() for a in answers]
+    numeric = "x" not in text and "a" not in text
+    keys = np.array([np.nan if not t else float(t) if numeric else hash(t) for t in text])
+    expected = []
+    for one in map(list, combinations(range(5), k)):
+        said = [i for i in one if not np.isnan(keys[i])]
+        expected.append(voted(np.array(right)[said], keys[said]) if said else 0.0)
+    found = measure(RewardTable.of([right, right], [answers, answers]), [f"maj@{k}"])[0]
+    assert found["mean"] == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", ["pass@2048", "pass^2048", "avg@4096", "pass@4096"])
+def test_large_numbers_of_responses_are_exact(metric: str) -> None:
+    """Of 4,096 responses all but one are right: C(4095, k)/C(4096, k) = 1 − k/4096 of all sets are right as a whole."""
+    k = int(metric[5:])
+    share = 1.0 - k / 4096 if metric.startswith("pass^") else 1.0 - (metric.startswith("avg")) / 4096
+    found = measure([np.arange(4096) > 0] * 2, [metric])[0]
+    assert found["mean"] == pytest.approx(share, rel=1e-9)
+
+
+def test_prompts_that_are_all_solved_have_an_interval() -> None:
+    """As pass@1 has it: rounding of pass@64 is no difference between prompts."""
+    low = [found["low"] for found in measure(np.ones((20, 96)), ["pass@1", "pass@64", "pass^64"])]
+    assert low == pytest.approx([low[0]] * 3, abs=1e-9)
+    assert low[0] < 0.85
+
+
+@pytest.mark.parametrize(
+    ("rewards", "threshold", "said"),
+    [
+        ([[0.5, 1.0]] * 2, None, "not all 0 or 1; give the threshold"),
+        ([[1.0, np.nan], [0, 1]], 0.5, "one or more finite rewards for each prompt"),
+        ([[1, 0], [np.inf, 1]], 0.5, "one or more finite rewards for each prompt"),
+        ([[], [1]], None, "one or more finite rewards for each prompt"),
+        ([], None, "one or more finite rewards for each prompt"),
+        ([[1]], None, "at least 2 prompts, found 1"),
+        ([[1, 0], [0, 1]], np.nan, "the threshold must be finite, found nan"),
+        ([[1, 0], [0, 1]], np.inf, "the threshold must be finite, found inf"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(rewards: Any, threshold: float | None, said: str) -> None:
+    """NaN and infinity pass no comparison silently, and nothing there is an error."""
+    with pytest.raises((ConfigError, DataError), match=said):
+        pass_at_k(rewards, 1, threshold=threshold)
+    with pytest.raises(DataError, match="an answer, or None, for each reward"):
+        RewardTable.of(RAGGED, [[1]])

@@ -102,3 +102,23 @@ def test_what_cannot_be_computed_is_refused() -> None:
             advantages(rewards, [0, 0], "rloo")
     with pytest.raises(DataError, match="non-negative"):
         advantages([-1.0, 1.0], [0, 0], "maxrl")
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float64])
+def test_what_is_not_floating_has_floating_advantages(kind: torch.dtype) -> None:
+    """Of the default type; arrays and lists have float64, and gradients of rewards do not matter."""
+    rewards, groups = torch.tensor([0, 0, 1, 1, 0], dtype=kind).requires_grad_(kind.is_floating_point), torch.zeros(5)
+    for objective, right in (("rloo", [-0.5, -0.5, 0.75, 0.75, -0.5]), ("pass@3", [0.0, 0.0, 1.5, 1.5, 0.0])):
+        found = advantages(rewards, groups, objective)
+        assert found.dtype == (kind if kind.is_floating_point else torch.float32)
+        assert found.tolist() == pytest.approx(right)
+        for other in (rewards.tolist(), [bool(r) for r in rewards.tolist()], np.array([0, 0, 1, 1, 0], np.uint8)):
+            assert advantages(other, groups, objective).tolist() == pytest.approx(right)
+
+
+def test_large_groups_have_finite_advantages() -> None:
+    """pass@2048 of 4,096, of which one is right, against its probability to be drawn; pass@100,000 of 100,001."""
+    one = np.eye(1, 4096)[0]
+    assert advantages(one, [0] * 4096, "pass@2048") == pytest.approx(4096 * 0.5 * one, rel=1e-10)
+    most = advantages(np.eye(1, 100_001)[0], [0] * 100_001, "pass@100000")
+    assert most[0] == pytest.approx(100_000, rel=1e-9)

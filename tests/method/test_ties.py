@@ -124,9 +124,38 @@ def test_training_takes_a_half_success_more() -> None:
 def test_where_the_kl_jumps_the_largest_below_the_budget_is_spent() -> None:
     """Worst-of-N switches groups of prompts at once."""
     rewards = np.array([[0.0] * 28 + [1.0] * 4] * 3)
-    found = optimum(rewards, WorstOfN(8), kl=0.5)
+    with pytest.warns(UserWarning, match=r"of a KL of 0\.5 nats only .* jumps from there to 2\.08"):
+        found = optimum(rewards, WorstOfN(8), kl=0.5)
     assert found.kl < 0.4
     assert optimum(rewards, WorstOfN(8), beta=found.beta * 0.999).kl > 0.5
+
+
+def test_a_jump_that_leaves_a_budget_unspent_says_what_can_be_spent() -> None:
+    """Of .372 nats Worst-of-8 spends next to nothing, of .69 all, without a word."""
+    with pytest.warns(UserWarning, match=r"0\.372 nats only 0\.000334 are spent, .* worst-of-8 jumps .* to 0\.663"):
+        optimum([[0, 1]], "worst-of-8", kl=0.372)
+    assert optimum([[0, 1]], "worst-of-8", kl=0.69).kl == pytest.approx(0.69)
+
+
+@pytest.mark.parametrize("pair", [(-1.0, 1.0), (0.0, 5.0), (0.25, 0.5)])
+@pytest.mark.parametrize("smoothed", [False, True])
+def test_two_other_rewards_are_a_failure_and_a_success(pair: tuple[float, float], smoothed: bool) -> None:
+    """The laws are those of 0 and 1, smoothed or not, and so is the shaping, also where no rollout succeeds."""
+    low, high = pair
+    plain = optimum(CHECKED, "best-of-8", kl=0.3, smoothed=smoothed)
+    found = optimum(low + (high - low) * CHECKED, "best-of-8", kl=0.3, smoothed=smoothed)
+    assert (found.kl, found.largest_kl) == pytest.approx((plain.kl, plain.largest_kl))
+    assert found.value == pytest.approx(low + (high - low) * plain.value)
+    shaped = found.shaping(pair, np.full(32, low))
+    assert shaped == pytest.approx((high - low) * plain.shaping([0.0, 1.0], np.zeros(32)))
+
+
+def test_log_ratios_do_not_depend_on_the_type_of_rewards() -> None:
+    """Whole numbers and half precision as floats do."""
+    found = optimum([[0, 0, 1, 1], [0, 1, 2, 3]], "best-of-2", kl=0.2, objective="reward").shaping
+    for kind in (np.int64, np.uint8, np.float16, bool):
+        for shape in (found.log_ratios, lambda rewards: log_ratios(rewards[None], 0.5)[0]):
+            assert shape(np.array([0, 1, 1, 0], kind)).tolist() == shape(np.array([0.0, 1.0, 1.0, 0.0])).tolist()
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
@@ -143,3 +172,9 @@ def test_what_cannot_be_asked_is_refused() -> None:
         optimum(CHECKED, BestOfN(4), beta=0)
     with pytest.raises(DataError, match="rewards must be finite, prompts × 2 rollouts or more"):
         optimum([[0.0, np.nan]], BestOfN(4), kl=0.1)
+    with pytest.raises(ConfigError, match=r"unknown objective 'rewad'; known: reward, win-rate"):
+        optimum(CHECKED, "best-of-2", beta=0.1, objective="rewad")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"prompts × 2 rollouts or more, found \(0, 4\)"):
+        optimum(np.empty((0, 4)), "best-of-2", beta=0.1)
+    with pytest.raises(ConfigError, match=r"0\.3 nats for best-of-100000 cannot be computed; lower the KL"):
+        optimum([[0, 0, 0, 1]], "best-of-100000", kl=0.3)

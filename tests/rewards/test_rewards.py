@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -22,9 +23,10 @@ from infalign.data.messages import prompt_id
 from infalign.method.calibration import calibrate
 from infalign.method.reward import CalibratedReward
 from infalign.models.packed import PackedBatch, can_pack
-from infalign.rewards.base import score
+from infalign.rewards.base import Batch, score
 from infalign.rewards.classifier import ClassifierReward, check_classifier
 from infalign.rewards.function import function_reward
+from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{% endfor %}"
@@ -66,6 +68,11 @@ def tiny_config(**changes: object) -> LlamaConfig:
 def bert() -> BertConfig:
     """Return the configuration of a small BERT."""
     return BertConfig(**SHAPE)
+
+
+def wide_bert() -> BertConfig:
+    """Return a BERT whose rewards round otherwise in a batch."""
+    return BertConfig(**(SHAPE | {"hidden_size": 128, "initializer_range": 0.08}))
 
 
 def tiny_classifier(**changes: object) -> LlamaForSequenceClassification:
@@ -155,6 +162,49 @@ def test_scored_again_in_any_batching_no_text_changes_its_rank(kind, batch_token
         torch.set_num_threads(before)
     assert [score.win_rate for half in again[::-1] for score in half] == calibrate(stored, np.sort(stored)).tolist()
     assert 0.0 < reward.reward.tolerance < 1e-4 * np.ptp(stored)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize(
+    "kind", [(LlamaForSequenceClassification, tiny_config), (BertForSequenceClassification, wide_bert)]
+)
+def test_one_text_first_and_no_text_scored_again_changes_its_rank(kind, size, tmp_path):
+    """Rollouts of a run, then a reward loaded anew that scores one text first: alone or in others' company."""
+    torch.manual_seed(0)
+    model, rng = kind[0](kind[1]()), np.random.default_rng(0)
+    texts = [
+        " ".join(rng.choice(["rain", "falls on", "a", "red hill,", "slowly"], rng.integers(1, 8))) for _ in range(24)
+    ]
+    stored = np.sort(rewards := np.array(ClassifierReward(model, tiny_tokenizer())([PROMPTS[1]] * 24, texts)))
+    reward = CalibratedReward(ClassifierReward(model, tiny_tokenizer()), "exp:10")
+    reward.score(PROMPTS[0], "No.", stored)
+    parts = [texts[i : i + size] for i in range(0, 24, size)]
+    again = [one for part in parts for one in reward.scores([PROMPTS[1]] * size, part, [stored] * size)]
+    assert [score.win_rate for score in again] == calibrate(rewards, stored).tolist()
+
+
+def test_the_tolerance_grows_and_is_known_before_a_run_is_scored_again(classifier, tmp_path):
+    """It covers a larger difference than it has seen, and rewards that a run stored otherwise."""
+    reward = ClassifierReward(classifier.model, classifier.tokenizer)
+    reward([PROMPTS[0]], ["No."])
+    first = reward.tolerance
+    reward.tolerate(first / 4)
+    assert reward.tolerance == first > 0
+    reward.tolerate(first)
+    assert reward.tolerance == 8 * first
+    named, rows = (
+        NamedReward(ClassifierReward(classifier.model, classifier.tokenizer), "reward", "mine"),
+        Batch(PROMPTS, RESPONSES),
+    )
+    score_to(tmp_path, named, rows, on_progress=lambda *_: None)
+    shard = tmp_path / "part-00000.parquet"
+    table = pq.read_table(shard)
+    moved = pa.array(np.array(table["reward"]) + 0.001)
+    pq.write_table(
+        table.set_column(table.column_names.index("reward"), "reward", moved), shard, write_page_checksum=True
+    )
+    check_unchanged(named, [shard])
+    assert named.function.tolerance == pytest.approx(0.008, rel=1e-2)
 
 
 def test_a_bidirectional_classifier_does_not_see_padding():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from enumerable import PROMPTS, Enumerable, enumerable
-from scipy.stats import chisquare
+from scipy.stats import binom, chisquare
 
 from infalign.method.calibration import Array
 from infalign.method.procedures import parse_procedure
@@ -51,8 +51,10 @@ def served(models: tuple[Enumerable, Enumerable]) -> tuple[ServedPolicy, Law]:
 
     def law_of(name: str) -> Array:
         procedure = parse_served(name)
-        if isinstance(procedure, MajorityVote):
-            return procedure.served(law / law.sum())
+        if isinstance(procedure, MajorityVote):  # among those that are no blank text; the first if all are
+            p, n, blank = law / law.sum(), procedure.n, np.array([not text.strip() for text in texts])
+            of_votes = [MajorityVote(v).served(p * ~blank / p[~blank].sum()) for v in range(1, n + 1)]
+            return binom.pmf(range(1, n + 1), n, p[~blank].sum()) @ of_votes + p * blank * p[blank].sum() ** (n - 1)
         return base.finite()[PLACE].served(law / law.sum(), procedure)
 
     return policy, law_of

@@ -105,3 +105,16 @@ def test_what_makes_no_sense_is_refused() -> None:
         MajorityVote(4).weights([[1, 2, 3]])
     with pytest.raises(ConfigError, match=r"out of reach; the maximum is 0\.6931"):
         optimal_answers([0.5, 0.5], [1, 0], MajorityVote(2), kl=1.0)
+
+
+def test_a_vote_of_many_is_exact_and_fast() -> None:
+    """maj@64 of 128 with 40 answers: the chances sum to 1, and more votes are a greater chance; two answers by hand."""
+    answers = np.repeat(np.arange(40), np.random.default_rng(0).multinomial(88, np.full(40, 1 / 40)) + 1)
+    weights = MajorityVote(64).weights([answers])[0]
+    chance = np.bincount(answers, weights)
+    assert weights.sum() == pytest.approx(1.0, abs=1e-13)
+    assert (np.diff(chance[np.argsort(np.bincount(answers), kind="stable")]) > -1e-13).all()
+    two = MajorityVote(301).weights([[0] * 300 + [1] * 302])[0]
+    sets = [math.comb(300, k) * math.comb(302, 301 - k) for k in range(301)]
+    assert two[:300].sum() == pytest.approx(sum(sets[151:]) / math.comb(602, 301), abs=1e-12)
+    assert MajorityVote(1000).served([0.5, 0.5]) == pytest.approx([0.5, 0.5], abs=1e-12)

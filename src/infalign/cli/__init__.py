@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -94,6 +95,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _stop)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every encoding has ✓
+    warnings.formatwarning = lambda message, *_: f"infalign: {printable(str(message))}\n"
     if words[:1] == ["run"]:  # reads the built-in recipes
         app["run"].help_epilogue = run.run_epilogue()
     try:

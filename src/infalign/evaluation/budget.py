@@ -13,7 +13,7 @@ from infalign.core.display import counted, heading, number, plain_table, say
 from infalign.core.errors import DataError
 from infalign.data.files import read_rows
 from infalign.evaluation.table_files import read_reward_table
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, as_rewards
 from infalign.method.optimum import optimum
 from infalign.method.procedures import BestOfN, RankProcedure, WorstOfN
 
@@ -25,7 +25,7 @@ class Budget:
     """What the optimum for ``procedure`` reaches with ``kl`` nats, a mean over prompts with K stored rewards each.
 
     ``today`` is what the reference serves on average, unbiased, None for fewer rollouts than the procedure draws.
-    ``by_shares`` and ``reached`` are by the shares that training takes, for 0/1 rewards (c + ½)/(K + 1) of successes.
+    ``by_shares`` and ``reached`` are by the shares that training takes, where there are two, (c + ½)/(K + 1).
     ``silent`` is the share of prompts where all rewards are equal. The weights e^{g/β}/Z of a prompt's rollouts are
     worth ``effective`` of the K, on average, and the largest of all, where 1 is usual, is ``heaviest``.
     """
@@ -46,7 +46,7 @@ class Budget:
 
 def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Iterable[float]) -> list[Budget]:
     """Return what each KL budget buys. Raises ConfigError for one that cannot be spent, with the largest that can."""
-    rewards = np.asarray(rewards_PK, float)
+    rewards = as_rewards(rewards_PK)
     checked = bool(np.isin(rewards, (0.0, 1.0)).all())
     metric = f"mean reward of {procedure.name}"
     if checked and isinstance(procedure, BestOfN | WorstOfN):

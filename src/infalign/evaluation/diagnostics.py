@@ -40,6 +40,6 @@ def agreement(rewards_PM: Array, judged_PM: Array) -> Array:
     Prompts where all rewards of one source tie are left out. The agreement of reward and judge bounds
     what a policy can win by the judge; that of reward and length shows what is learned besides. P′ may be 0.
     """
-    differ = (np.ptp(rewards_PM, axis=1) > 0) & (np.ptp(judged_PM, axis=1) > 0)
+    differ = (rewards_PM.max(axis=1) > rewards_PM.min(axis=1)) & (judged_PM.max(axis=1) > judged_PM.min(axis=1))
     judged = judged_PM[differ]
     return rank_correlations(rewards_PM[differ], calibrate(judged, np.sort(judged, axis=1)))

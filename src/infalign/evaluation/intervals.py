@@ -9,11 +9,12 @@ from scipy.special import ndtr, ndtri, stdtrit  # scipy.stats takes half a secon
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.samples import chunks
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, as_rewards
 
 RESAMPLES = 2000
 RESAMPLED_PROMPTS = 10_000  # above this, the bootstrap and its expansion agree to within the noise of resampling
 RESAMPLED_CONFIDENCE = 0.999  # above this, so few resamples have no quantiles
+DIGITS = 12  # of a share: what is nearer to an end, or to another share, is rounding
 NEAR_END, FEW_PROMPTS = 0.1, 8.0  # near to an end and decided by so few prompts, a mean has no bootstrap
 WEIGHTED_MEANS = 10_000  # means under random weights there
 LEAST_SPREAD = 0.1  # of a resample, relative: without the few values that differ, it says nothing of the error
@@ -72,7 +73,7 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     raw = estimate(shares_P, confidence=confidence, seed=seed)
     shares, inside = np.clip(np.asarray(shares_P, float), 0.0, 1.0), np.clip([raw.mean, raw.low, raw.high], 0.0, 1.0)
     found = Estimate(*inside.tolist())
-    lost = 1.0 - shares if found.mean > 0.5 else shares
+    lost = np.round(1.0 - shares if found.mean > 0.5 else shares, DIGITS)
     if not _few_decide(lost):
         return found
     rng = np.random.default_rng(seed)
@@ -105,7 +106,8 @@ def estimate_difference(differences_P: ArrayLike, *, confidence: float = 0.95, s
     `estimate_share`, it is united with that of its positive part less that of its negative part: of 20 prompts that all
     tie, others may differ. Limits are kept inside [−1, 1]. Raises as `estimate`.
     """
-    found, values = estimate(differences_P, confidence=confidence, seed=seed), np.asarray(differences_P, float)
+    found = estimate(differences_P, confidence=confidence, seed=seed)
+    values = np.round(np.asarray(differences_P, float), DIGITS)
     low, high = found.low, found.high
     if _few_decide(np.abs(values)):
         parts = (np.clip(part, 0.0, 1.0) for part in (values, -values))
@@ -123,20 +125,25 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     from the skewness and the normal quantiles replaced by Student's; the studentized bootstrap, as much wider; and
     Student's interval. Each fails for some laws from 20 prompts: of 95 % intervals BCa covers 90 % for log-normal
     values and Student's t with 3 degrees, Student's 87 % for log-normal ones; the hull covers 93 % or
-    more (`benchmarks/interval_coverage.py`), and is 5 to 20 % wider than BCa for win rates. Above 10,000 prompts, and
-    for a confidence above 0.999, BCa's expansion is used, which does not resample.
+    more (`benchmarks/interval_coverage.py`), and is 5 to 20 % wider than BCa for win rates. Above 10,000 prompts
+    BCa's expansion replaces the bootstraps; above a confidence of 0.999 the interval of 0.999 grows as Student's does.
 
     Where all values are equal the interval has no width, which says nothing about other prompts. Raises DataError for
     fewer than two prompts, which give no interval, and for a value that is not finite; ConfigError unless
     0 < confidence < 1.
     """
-    values = np.asarray(values_P, float)
+    values = as_rewards(values_P, "values")
     if values.size < 2:
         raise DataError(f"an interval needs at least 2 prompts, found {values.size}")
     if not np.isfinite(values).all():
         raise DataError(f"the value of prompt {np.flatnonzero(~np.isfinite(values))[0]} is not finite")
     if not 0.0 < confidence < 1.0:
         raise ConfigError(f"the confidence level must be between 0 and 1, found {confidence}")
+    if confidence > RESAMPLED_CONFIDENCE:
+        known = estimate(values, confidence=RESAMPLED_CONFIDENCE, seed=seed)
+        asked, of_known = stdtrit(values.size - 1, 0.5 + np.array([confidence, RESAMPLED_CONFIDENCE]) / 2.0)
+        low, high = (known.mean + asked / of_known * (end - known.mean) for end in (known.low, known.high))
+        return Estimate(known.mean, float(low), float(high))
     values = np.sort(values)  # the order of prompts does not change the interval, and the mirror image mirrors it
     prompts, mean = values.size, values.mean()
     spread = values - mean
@@ -146,9 +153,10 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     t_quantile = stdtrit(prompts - 1, 0.5 + confidence / 2.0)
     z = t_quantile * np.array([-1.0, 1.0])
     error = np.sqrt(square / (prompts - 1) / prompts)
-    if prompts > RESAMPLED_PROMPTS or confidence > RESAMPLED_CONFIDENCE:
+    students = (mean - t_quantile * error, mean + t_quantile * error)
+    if prompts > RESAMPLED_PROMPTS:
         low, high = mean + np.sqrt(square) / prompts * (z + skew * (2.0 * z**2 + 1.0))
-        return Estimate(float(mean), float(low), float(high))
+        return Estimate(float(mean), float(min(low, students[0])), float(max(high, students[1])))
     z = skew + np.sqrt(prompts / (prompts - 1)) * z
     levels = ndtr(skew + z / np.maximum(1.0 - skew * z, 1e-9))
     rng = np.random.default_rng(seed)
@@ -161,7 +169,7 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     wider = t_quantile / ndtri(0.5 + confidence / 2.0)
     studentized = mean - wider * error * np.quantile(ratios, [0.5 + confidence / 2.0, 0.5 - confidence / 2.0])
     low, high = np.quantile(means, levels)
-    ends = np.stack([(low, high), studentized, (mean - t_quantile * error, mean + t_quantile * error)])
+    ends = np.stack([(low, high), studentized, students])
     return Estimate(float(mean), float(ends[:, 0].min()), float(ends[:, 1].max()))
 
 

@@ -1,9 +1,7 @@
 """pass@k, majority votes and the best of k in tables of rewards, and their paired differences between models."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from itertools import combinations
 from typing import Any
 
@@ -13,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Confidence, Estimate
 from infalign.evaluation.pass_at_k import Metric
-from infalign.evaluation.reward_tables import Labels, RewardTable
+from infalign.evaluation.reward_tables import RewardTable
 from infalign.evaluation.samples import chunks
 from infalign.method.calibration import Array
-from infalign.method.procedures.majority import MajorityVote
+from infalign.method.procedures.majority import MajorityVote, votes
 
 Record = dict[str, Any]
 ALL_PAIRS = 8  # models; of more, each is compared with the first
@@ -65,6 +63,8 @@ class Part:
 
     def __init__(self, name: str, table: RewardTable, how: Measuring) -> None:
         self.name, self.table, self.how, self.groups = name, table, how, table.groups()
+        if how.threshold is not None and not np.isfinite(how.threshold):
+            raise ConfigError(f"the threshold must be finite, found {how.threshold}")
         rewards = table.numbers["reward"][self.groups.order].astype(float, copy=False)
         self.rewards = rewards if how.threshold is None else (rewards >= how.threshold).astype(float)
         self.checked = bool(((self.rewards == 0.0) | (self.rewards == 1.0)).all())
@@ -76,12 +76,15 @@ class Part:
                 f"{self.table.source}: the rewards are not all 0 or 1; give the threshold at which a response counts "
                 "as right, or measure best-of-K, worst-of-K or avg@K"
             )
-        votes, groups = isinstance(metric.procedure, MajorityVote), self.groups
-        answers = _answers(self.table.column("answer"))[groups.order] if votes else None
+        counts_votes, groups = isinstance(metric.procedure, MajorityVote), self.groups
+        answers = None
+        if counts_votes:  # answers are compared as numbers if all are, else as text
+            labels = self.table.column("answer")
+            answers = np.array([*votes(labels.names), np.nan])[labels.codes][groups.order]
         values_G = np.empty(groups.sizes.size)
         for size in np.unique(groups.sizes):
             own = np.flatnonzero(groups.sizes == size)
-            if self.checked and not votes:  # prompts with as many right have one value
+            if self.checked and not counts_votes:  # prompts with as many right have one value
                 right, which = np.unique(np.add.reduceat(self.rewards, groups.starts)[own], return_inverse=True)
                 values = [metric.of_prompts(np.arange(size) >= size - c[:, None]) for c in _pieces(right, size)]
                 values_G[own] = np.concatenate(values)[which]
@@ -170,13 +173,3 @@ def over_k(table: RewardTable, kind: str = "pass@") -> list[str]:
 
 def _pieces(values: NDArray[Any], width: int) -> Iterator[NDArray[Any]]:
     return (values[rows] for rows in chunks(len(values), width))
-
-
-def _answers(labels: Labels) -> NDArray[np.int64]:
-    """Return the answers as numbers, equal where they are one answer: equal text, or equal numbers if all are."""
-    texts: list[Any] = [name.strip() for name in labels.names]
-    with suppress(InvalidOperation):
-        texts = [Decimal(text) for text in texts]
-    number: dict[Any, int] = {}
-    codes = [number.setdefault(text, len(number)) for text in texts]
-    return np.array([*codes, -1])[labels.codes]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, as_rewards
 from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
 from infalign.method.procedures.majority import MajorityVote
 
@@ -37,7 +37,7 @@ class Metric:
     @classmethod
     def parse(cls, name: str) -> "Metric":
         """Return the metric that ``name`` spells. Raises ConfigError for another name."""
-        found = re.fullmatch(rf"({'|'.join(map(re.escape, KINDS))})([1-9]\d*)", name)
+        found = re.fullmatch(rf"({'|'.join(map(re.escape, KINDS))})([1-9]\d{{0,8}})", name)
         if found is None:
             raise ConfigError(f"unknown metric {name!r}; known: {', '.join(f'{kind}K' for kind in KINDS)}")
         k = int(found[2])
@@ -52,9 +52,9 @@ class Metric:
         """Return the metric of each prompt, (P,), from M ≥ k responses that are right (1) or not (0).
 
         It is the mean over all sets of k of the M, so its expectation does not depend on M. ``maj@k`` needs answers,
-        equal where they are one answer. Raises DataError for fewer than k responses, and for ``maj@k`` without answers.
+        as `majority.votes` compares them. Raises DataError for fewer than k responses, and for ``maj@k`` without any.
         """
-        correct = np.asarray(correct_PM, float)
+        correct = np.atleast_2d(as_rewards(correct_PM))
         if correct.shape[1] < self.k:
             raise DataError(f"{self.name} needs {self.k} responses per prompt, found {correct.shape[1]}")
         if not isinstance(self.procedure, MajorityVote):

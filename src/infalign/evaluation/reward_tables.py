@@ -68,26 +68,28 @@ class RewardTable:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, rewards: "RewardTable | Sequence[ArrayLike] | Array", model: str = "model") -> "RewardTable":
+    def of(
+        cls, rewards: "RewardTable | Sequence[ArrayLike] | Array", answers: Sequence[Sequence[Any]] | None = None
+    ) -> "RewardTable":
         """Return the table of the rewards of each prompt, which may be of different number; a table as it is.
 
-        Raises DataError for a reward that is not finite and a prompt without one.
+        ``answers`` has the same shape, None for no answer. Raises DataError for another shape, for a reward that is not
+        finite, and for a prompt without one.
         """
         if isinstance(rewards, RewardTable):
             return rewards
         rows = [as_rewards(row) for row in rewards]
         if not rows or any(row.ndim != 1 or row.size == 0 or not np.isfinite(row).all() for row in rows):
             raise DataError("give one or more finite rewards for each prompt: prompts × samples, or a list of lists")
-        values = np.concatenate(rows)
-        prompts = np.repeat(np.arange(len(rows), dtype=np.int32), [row.size for row in rows])
-        names = [str(prompt) for prompt in range(len(rows))]
-        return cls(
-            "rewards",
-            Labels(prompts, names),
-            Labels(np.zeros(values.size, np.int32), [model]),
-            {"reward": values},
-            {},
-        )
+        sizes, columns = [row.size for row in rows], {}
+        if answers is not None:
+            if [len(row) for row in answers] != sizes:
+                raise DataError("give an answer, or None, for each reward")
+            texts = [None if a is None or a != a else str(a) for row in answers for a in row]
+            columns["answer"] = Labels.of(pa.array(texts, pa.large_string()))
+        prompts = Labels(np.repeat(np.arange(len(rows), dtype=np.int32), sizes), [str(p) for p in range(len(rows))])
+        models = Labels(np.zeros(sum(sizes), np.int32), ["model"])
+        return cls("rewards", prompts, models, {"reward": np.concatenate(rows)}, columns)
 
     @property
     def judge(self) -> str:

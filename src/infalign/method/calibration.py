@@ -19,7 +19,7 @@ def as_rewards(values: Any, what: str = "rewards") -> Array:
     """
     try:
         found = np.asarray(values.tolist() if hasattr(values, "new_tensor") else values)  # torch's are on any device
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # torch's of a list of tensors with gradients
         raise DataError(f"{what}: {error}; give an array of numbers") from error
     if (kind := found.dtype.kind) not in "bf":
         doubtful = found[(found > 2**53) | (found < -(2**53))] if kind in "iu" else found.ravel()

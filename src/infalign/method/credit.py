@@ -6,7 +6,6 @@ W = E[max of N draws of g(C)] with g(u) = P(u beats what the base policy serves)
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import comb
 
 from infalign.method.calibration import Array, as_rewards, win
 from infalign.method.procedures import Extreme
@@ -36,8 +35,9 @@ def credit(values_PM: Array, procedure: Extreme) -> Array:
     sign = procedure.sign
     order = (sign * values_PM).argsort(axis=1)
     ascending = np.take_along_axis(sign * values_PM, order, axis=1)
-    # With i the largest of a set, the second largest is number j in comb(j, n − 2) sets.
-    seconds = comb(np.arange(size), n - 2) / comb(size, n)
+    # With i the largest of a set, the second largest is number j in C(j, n − 2) of C(size, n) sets.
+    j = np.arange(size - 1.0, 0.0, -1.0)
+    seconds = n * (n - 1) / (size * (size - n + 1)) * np.cumprod(np.append(1.0, np.maximum(j - n + 2, 0.0) / j))[::-1]
     below = np.cumsum(seconds * ascending, axis=1) - seconds * ascending
     shares = (np.cumsum(seconds) - seconds) * ascending - below
     found = np.empty(values_PM.shape)

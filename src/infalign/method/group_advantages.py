@@ -31,13 +31,13 @@ def advantages(rewards: ArrayLike, groups: ArrayLike, objective: str = "pass@8")
       right (arXiv 2602.02710); rewards ≥ 0;
     - ``grpo``: (reward − mean)/(standard deviation + 1e-4), as TRL has it.
 
-    Tensors of torch give one of the same type and device. Raises ConfigError for another objective and DataError for
-    rewards that are not finite, or a group with too few responses.
+    Tensors of torch give one on the same device, and of the same type if that is floating. Raises ConfigError for
+    another objective and DataError for rewards that are not finite, or a group with too few responses.
 
     >>> advantages([0, 0, 0, 1], [7, 7, 7, 7], "pass@2")  # among failures one more costs nothing
     array([0., 0., 0., 2.])
     """
-    values, names = as_rewards(rewards), np.asarray(groups)
+    values, names = as_rewards(rewards), np.asarray(getattr(groups, "tolist", lambda: groups)())
     if values.ndim != 1 or values.shape != names.shape or not np.isfinite(values).all():
         raise DataError(f"advantages need one finite reward and one group per response, found {values.shape}")
     share, least = _objective(objective)
@@ -48,13 +48,13 @@ def advantages(rewards: ArrayLike, groups: ArrayLike, objective: str = "pass@8")
     for size in np.unique(sizes):
         rows_GM = np.stack([np.flatnonzero(group_of == group) for group in np.flatnonzero(sizes == size)])
         found[rows_GM] = share(values[rows_GM])
-    as_tensor = getattr(rewards, "new_tensor", None)
-    return found if as_tensor is None else as_tensor(found.tolist())
+    given: Any = rewards
+    return (given / 1).new_tensor(found.tolist()) if hasattr(given, "new_tensor") else found  # / 1 is floating
 
 
 def _objective(name: str) -> tuple[Callable[[Array], Array], int]:
     """Return how the rewards of groups of one size, (G, M), become advantages, and the smallest M."""
-    if found := re.fullmatch(r"(?:pass@|best-of-)([1-9]\d*)|(?:pass\^|worst-of-)([1-9]\d*)", name):
+    if found := re.fullmatch(r"(?:pass@|best-of-)([1-9]\d{0,8})|(?:pass\^|worst-of-)([1-9]\d{0,8})", name):
         procedure = BestOfN(int(found[1])) if found[1] else WorstOfN(int(found[2]))
         return lambda rewards_GM: credit(rewards_GM, procedure), max(2, procedure.n)
     if name == "rloo":

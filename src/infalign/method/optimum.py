@@ -7,9 +7,10 @@ optimum of J − β·KL fulfils q_j ∝ p_j·exp(g_j/β), where g_j = −Σ_{i=j
 reward.
 """
 
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,11 +23,13 @@ from infalign.method.calibration import Array, as_rewards, calibrate
 from infalign.method.procedures import RankProcedure, parse_procedure, rewinds
 
 Objective = Literal["reward", "win-rate"]
+Pair = tuple[float, float]  # the rewards of a failure and of a success
 GRID = np.linspace(0.0, 1.0, 129)  # where it is seen whether h is convex
 # Where it is not: a scan for stationary points, as shares of the way from the best class alone to the reference.
 ENDS = np.geomspace(1e-12, 0.01, 32)
 SCAN = np.concatenate([ENDS, np.linspace(0.02, 0.98, 62), 1.0 - ENDS[::-1]])
 SLACK = 1e-9  # of a bracket, nats
+LOWEST_LOG_BETA = -690.0  # of rewards with range 1; quotients by a smaller β overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,14 @@ class Optimal:
     """The transformed reward of the optimum for a procedure at ``beta``, as a shaping.
 
     The class of a reward is found among its prompt's references; between and beyond them the reward has the derivative
-    of J in a response of its own there. Where all references are 0 or 1, c of K, the shares are those of
-    (c + ½)/(K + 1) successes: 0 of 32 does not mean that there are none.
+    of J in a response of its own there. Where all references are one of the ``pair``, the second c of K times, the
+    shares are those of (c + ½)/(K + 1) successes: 0 of 32 does not mean that there are none.
     """
 
     procedure: RankProcedure
     beta: float
     objective: Objective = "reward"
+    pair: Pair = (0.0, 1.0)
     scale = 1.0
 
     @property
@@ -50,17 +54,17 @@ class Optimal:
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return g of the ``rewards``, of any shape, of one prompt with sorted references."""
-        references_K = np.asarray(reference_rewards_K, float)
+        rewards, references_K = as_rewards(rewards), as_rewards(reference_rewards_K)
         calibrate(rewards, references_K)  # raises for what is not finite, too few or not sorted
         laws, solved = _solved_law(self, references_K.tobytes())
-        return laws.at(np.asarray(rewards, float), 0, solved)
+        return laws.at(rewards, 0, solved)
 
     def log_ratios(self, rewards_K: Array) -> Array:
         """Return log π*/π_ref = g/β − log Z of all K rollouts of one prompt, Z = Σ_j p_j·e^{g_j/β} over its classes.
 
         Where none is a success they are below 0: a success would have the rest of the mass.
         """
-        sorted_K = np.sort(rewards_K)
+        sorted_K = np.sort(as_rewards(rewards_K))
         laws, solved = _solved_law(self, sorted_K.tobytes())
         log_z = logsumexp(solved.g[0] / self.beta, b=laws.p[0])
         return np.asarray(self(rewards_K, sorted_K) / self.beta - log_z)
@@ -68,9 +72,9 @@ class Optimal:
 
 @lru_cache(maxsize=16_384)
 def _solved_law(shaping: Optimal, sorted_references: bytes) -> "tuple[_Laws, _Solved]":
-    """Return the law of one prompt and its optimum; 0/1 rewards have K + 1 laws, however many prompts there are."""
+    """Return the law of one prompt and its optimum; a pair has K + 1 laws, however many prompts there are."""
     references_K = np.frombuffer(sorted_references)
-    laws = _Laws.of(references_K[None], shaping.procedure, shaping.objective, smoothed=True)
+    laws = _Laws.of(references_K[None], shaping.procedure, shaping.objective, shaping.pair)
     return laws, laws.solve(shaping.beta)
 
 
@@ -106,10 +110,10 @@ def optimum(
     Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards are equal at 0. ``objective``
     is the expected served reward or the win rate against the reference served alike; for 0/1 rewards they have the same
     optima (β of the win rate is half as large) and the first is the default. ``smoothed`` takes (c + ½)/(K + 1) for the
-    share of c successes, as training does; the law over rollouts then leaves out the mass of what none of them is.
-    Where no β spends ``kl``, as Worst-of-N can have it, ``kl`` of the result is the largest below it. Raises
-    ConfigError for a budget that cannot be spent, with the largest, and for graded rewards without an objective;
-    DataError for rewards that are not finite.
+    share of c successes, as training does, for rewards of two values; the law over rollouts then leaves out the mass of
+    what none of them is. Where no β spends ``kl``, as Worst-of-N can have it, ``kl`` of the result is the largest below
+    it, and below 95 % of it a UserWarning says so. Raises ConfigError for a budget that cannot be spent, with the
+    largest, and for graded rewards without an objective; DataError for rewards that are not finite.
 
     >>> o = optimum([[0, 0, 0, 0, 1]], "best-of-4", beta=0.5)
     >>> round(float(o.laws_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
@@ -119,10 +123,14 @@ def optimum(
     if rewinds(served):
         raise ConfigError(f"the optimum needs a procedure by rank; {served.name} compares with a threshold")
     rewards = as_rewards(rewards_PK)
-    if rewards.ndim != 2 or rewards.shape[1] < 2 or not np.isfinite(rewards).all():
+    if rewards.ndim != 2 or not len(rewards) or rewards.shape[1] < 2 or not np.isfinite(rewards).all():
         raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {rewards.shape}")
+    if objective not in (None, *(known := get_args(Objective))):
+        raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
+    values = np.unique(rewards)
+    pair = (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
     if objective is None:
-        if np.unique(rewards).size > 2:
+        if values.size > 2:
             raise ConfigError(
                 "rewards have more than two values, so name the objective, reward or win-rate; in a recipe, "
                 "transform: optimal:reward or optimal:win-rate"
@@ -132,15 +140,22 @@ def optimum(
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
         raise ConfigError(f"beta must be positive and finite, found {beta}")
-    laws = _Laws.of(np.sort(rewards, axis=1), served, objective, smoothed=smoothed)
+    laws = _Laws.of(np.sort(rewards, axis=1), served, objective, pair if smoothed else None)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
     solved = laws.solve(found_beta)
     rows = list(zip(rewards, laws.of_prompt, strict=True))
     shaped_PK = np.stack([laws.at(row, law, solved) for row, law in rows])
     laws_PK = np.stack([laws.shared(row, solved.q[law], law) for row, law in rows])
-    shaping = Optimal(served, found_beta, objective)
+    shaping = Optimal(served, found_beta, objective, pair)
     of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value, laws.served(laws.p, laws.w)
     spent, largest_kl, value, reference_value = map(laws.mean, of_laws)
+    if kl is not None and spent < 0.95 * kl:
+        after = laws.mean(laws.solve(found_beta * (1.0 - 1e-9)).kl)
+        warnings.warn(
+            f"of a KL of {kl:.3g} nats only {spent:.3g} are spent, as on these rewards the optimum for {served.name} "
+            f"jumps from there to {after:.3g}",
+            stacklevel=1,  # so that it is shown once
+        )
     return Optimum(found_beta, spent, largest_kl, value, reference_value, laws_PK, shaped_PK, shaping)
 
 
@@ -168,10 +183,10 @@ class _Laws:
     objective: Objective
 
     @classmethod
-    def of(cls, sorted_PK: Array, procedure: RankProcedure, objective: Objective, *, smoothed: bool) -> "_Laws":
-        """Return the laws of prompts with sorted rewards."""
+    def of(cls, sorted_PK: Array, procedure: RankProcedure, objective: Objective, pair: Pair | None) -> "_Laws":
+        """Return the laws of prompts with sorted rewards, smoothed where these are of a ``pair``."""
         rows, of_prompt = np.unique(sorted_PK, axis=0, return_inverse=True)
-        classes = [_classes(row, smoothed=smoothed) for row in rows]
+        classes = [_classes(row, pair) for row in rows]
         width = max(len(shares) for _, shares in classes)
         values = np.stack([np.pad(each, (width - len(each), 0), mode="edge") for each, _ in classes])
         p = np.stack([np.pad(each, (width - len(each), 0)) for _, each in classes])
@@ -224,6 +239,8 @@ class _Laws:
             high += 1.0
         while excess(low) < 0:
             low -= 1.0
+            if low < LOWEST_LOG_BETA:
+                raise ConfigError(f"{kl:g} nats for {self.procedure.name} cannot be computed; lower the KL")
         log_beta = float(brentq(excess, low, high, xtol=1e-13))
         while excess(log_beta) > 1e-9:  # a jump of the KL: no β spends it
             log_beta += 1e-12
@@ -276,10 +293,10 @@ class _Laws:
         return law, log_z[law, point], log_z[law, point + 1]
 
 
-def _classes(rewards_K: Array, *, smoothed: bool) -> tuple[Array, Array]:
+def _classes(rewards_K: Array, pair: Pair | None) -> tuple[Array, Array]:
     """Return the distinct rewards of a prompt and their shares."""
-    if smoothed and np.isin(rewards_K, (0.0, 1.0)).all():
-        share = (rewards_K.sum() + 0.5) / (rewards_K.size + 1.0)
-        return np.array([0.0, 1.0]), np.array([1.0 - share, share])
+    if pair is not None and np.isin(rewards_K, pair).all():
+        share = ((rewards_K == pair[1]).sum() + 0.5) / (rewards_K.size + 1.0)
+        return np.array(pair), np.array([1.0 - share, share])
     values, counts = np.unique(rewards_K, return_counts=True)
     return values, counts / rewards_K.size

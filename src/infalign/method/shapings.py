@@ -16,12 +16,10 @@ from scipy.special import expit, kl_div, log_expit, logsumexp
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
-from infalign.method.calibration import Array, calibrate
-from infalign.method.optimum import Optimal
+from infalign.method.calibration import Array, as_rewards, calibrate
+from infalign.method.optimum import LOWEST_LOG_BETA, Optimal
 from infalign.method.transforms import SPELLINGS as TRANSFORMATIONS
 from infalign.method.transforms import Transformation, at_ranks, parse_transform, spelled_by
-
-LOWEST_LOG_BETA = -690.0  # of shaped rewards with range 1; quotients by a smaller β overflow
 
 
 class Shaping(Protocol):
@@ -178,7 +176,8 @@ def as_shaping(shaping: Transformation | Shaping) -> Shaping:
 def shape_rollouts(shaping: Transformation | Shaping, rewards_PK: Array) -> Array:
     """Return the shaped rewards (P, K) of rollouts whose references are all K of their prompt, themselves included."""
     shape = as_shaping(shaping)
-    return np.stack([shape(rewards_K, np.sort(rewards_K)) for rewards_K in rewards_PK])
+    shaped = [shape(rewards_K, np.sort(rewards_K)) for rewards_K in rewards_PK]
+    return np.array(shaped, float).reshape(np.shape(rewards_PK))
 
 
 def log_ratios(shaped_PK: Array, beta: float) -> Array:
@@ -186,6 +185,7 @@ def log_ratios(shaped_PK: Array, beta: float) -> Array:
 
     ``beta`` goes with the shaped rewards: it is the β that users type, divided by the shaping's scale.
     """
+    shaped_PK = np.asarray(shaped_PK, float)  # differences of unsigned ones wrap around
     exponent_PK = (shaped_PK - shaped_PK.max(axis=1, keepdims=True)) / beta
     log_total_P = logsumexp(exponent_PK, axis=1, keepdims=True)
     return np.asarray(exponent_PK - (log_total_P - np.log(shaped_PK.shape[1])))
@@ -217,7 +217,8 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
     shaping's scale for the β that users type. Raises ConfigError for a budget that is not positive, or that the
     rollouts cannot spend: as β → 0 they reach log K, less the log of the number that tie at the top.
     """
-    spread = float(np.ptp(shaped_PK, axis=1).max()) or 1.0
+    shaped_PK = np.asarray(shaped_PK, float)
+    spread = float(np.ptp(shaped_PK, axis=1).max(initial=0.0)) or 1.0
     scaled_PK = shaped_PK / spread
     largest = mean_kl(scaled_PK, np.exp(LOWEST_LOG_BETA))
     if not 0 < kl < largest:
@@ -235,4 +236,4 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
 def _checked(rewards: ArrayLike, reference_rewards_K: Array) -> Array:
     """Return the rewards as a new array; raises DataError where calibration does."""
     calibrate(rewards, reference_rewards_K)
-    return np.array(rewards, float)
+    return as_rewards(rewards).copy()

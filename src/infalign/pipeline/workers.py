@@ -272,7 +272,7 @@ def prepare_process(threads: int | None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     logging.getLogger().setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|datasets|accelerate|peft)\b")
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|datasets|accelerate|peft|infalign)\b")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # without its warning per retry
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

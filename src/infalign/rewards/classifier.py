@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
 from os.path import commonprefix
 from pathlib import Path
 from threading import Lock
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 POOLED = "infalign-pooled"  # `models.pooled`, which is loaded with torch only
 SCORED_AGAIN = 8  # texts
-MARGIN = 8.0  # times the largest difference among them, since other texts and threads may differ more
+MARGIN = 8.0  # times the largest difference found, since other texts and threads may differ more
 Text = tuple[int, ...]  # the token ids of a conversation with its response
 
 
@@ -63,7 +63,7 @@ class ClassifierReward:
     The conversation and the response, as an assistant turn, are rendered with the tokenizer's chat template.
     ``batch_tokens`` bounds the padded tokens of a forward pass. No row is truncated: one longer than the model's
     context raises DataError. The reward of a row depends on its batch by rounding only: by less than ``tolerance``,
-    within which `CalibratedReward` takes two rewards for one.
+    within which `CalibratedReward` takes two rewards for one. The first call measures it, and it grows with later ones.
 
     If the model's configuration names no padding token, the tokenizer's padding or EOS token is written into it, since
     the classifier reads its output at the last token that is not padding.
@@ -96,7 +96,7 @@ class ClassifierReward:
         self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
         self._turn = Lock()  # a model's forward pass is not for several threads at once
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
-        self.tolerance = 0.0  # two rewards within it may be of one text; measured with the first batch
+        self.tolerance, self._calls = 0.0, 0
 
     @classmethod
     def load(
@@ -139,7 +139,7 @@ class ClassifierReward:
         """Return the outputs of each row; raises as a call."""
         for prompt, response in zip(prompts, responses, strict=True):
             check_bytes(self.tokenizer, [*prompt, reply(response)], self.max_length)
-        token_ids = [self._read(ids) for ids in self.tokenize(prompts, responses)]
+        token_ids = [self._read(tuple(ids)) for ids in self.tokenize(prompts, responses)]
         for prompt, ids in zip(prompts, token_ids, strict=True):
             if self.max_length is not None and len(ids) > self.max_length:
                 raise DataError(
@@ -147,25 +147,34 @@ class ClassifierReward:
                     f"reward model accepts at most {self.max_length}; drop the prompt or generate shorter responses"
                 )
         # Each distinct text is scored once: rounding depends on the batch, and equal texts must tie.
-        distinct = {tuple(ids): prompt for prompt, ids in zip(prompts, token_ids, strict=True)}
+        distinct = dict(zip(token_ids, prompts, strict=True))
         with self._turn:
             self.model.eval()
             rewards = self._scored(distinct)
-            self.tolerance = self.tolerance or self._measure_tolerance(distinct, rewards)
-        return [rewards[tuple(ids)] for ids in token_ids]
+            self._calls += 1
+            if distinct and self._calls.bit_count() == 1:  # calls 1, 2, 4, 8, …
+                self._measure_rounding(distinct, rewards)
+        return [rewards[ids] for ids in token_ids]
 
     def _scored(self, texts: Mapping[Text, list[Message]]) -> dict[Text, list[float]]:
         packed = self._packs and min(map(len, texts), default=2) > 1
         return dict(self._packed(texts) if packed else self._padded(list(texts)))
 
-    def _measure_tolerance(self, texts: Mapping[Text, list[Message]], found: Mapping[Text, list[float]]) -> float:
-        """Return `MARGIN` times the largest difference between scores alone and in a batch, or float32's rounding."""
-        gaps = [2.0**-23 * abs(rewards[0]) for rewards in found.values()]
-        some = list(texts)[:SCORED_AGAIN]
-        gaps += (abs(self._scored({text: texts[text]})[text][0] - found[text][0]) for text in some)
-        return MARGIN * max(gaps, default=0.0)
+    def tolerate(self, gap: float) -> None:
+        """Raise the tolerance to `MARGIN` times a difference of two rewards of one text that uses up half of it."""
+        self.tolerance = MARGIN * gap if 2.0 * gap > self.tolerance else self.tolerance
 
-    def _read(self, ids: list[int]) -> list[int]:
+    def _measure_rounding(self, texts: Mapping[Text, list[Message]], known: Mapping[Text, list[float]]) -> None:
+        """Tolerate what the batch changes in the rewards of some texts; if there are few, of beginnings of one, too."""
+        some, longest = dict(islice(texts.items(), SCORED_AGAIN)), max(texts, key=len)
+        for part in range(len(some), SCORED_AGAIN):
+            some.setdefault(self._read(longest[: 1 + len(longest) * part // SCORED_AGAIN]), texts[longest])
+        alone = [self._scored({text: prompt}) for text, prompt in some.items()]
+        ways = (known, self._scored(some), dict(self._padded(list(some))), *alone)
+        found = [[way[text][0] for way in ways if text in way] for text in some]
+        self.tolerate(max(max(max(each) - min(each), 2.0**-23 * abs(each[0])) for each in found))  # float32's at least
+
+    def _read(self, ids: Text) -> Text:
         """Return a text up to where the classifier is read: transformers' are at the last token that is no padding.
 
         Where the padding token is EOS and the chat template ends with it, that is the token before.

@@ -19,6 +19,7 @@ from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import Message, prompt_id, prompts_of, to_column
 from infalign.method.calibration import Array
 from infalign.rewards.base import Batch, RewardFunction, check_left_out, score, score_each
+from infalign.rewards.classifier import ClassifierReward
 
 CHECKED_AGAIN = 4  # number of stored rewards that a reward must reproduce
 ROUNDING = 1e-4  # relative to the largest of them
@@ -158,7 +159,8 @@ def _prompt_ids(prompts: Iterable[list[Message]]) -> Iterator[str]:
 def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
     """Raise DataError unless ``reward`` reproduces the first 4 rows of the first of ``shards`` that it scored.
 
-    A difference up to 1e-4 of the largest of these rewards counts as rounding. Without such a shard nothing is checked.
+    A difference up to 1e-4 of the largest of these rewards counts as rounding. A classifier, known by its weights,
+    tolerates any that it has. Without such a shard nothing is checked.
     """
     shard = next((shard for shard in shards if _made_by(read_table(shard, [])) == reward.made_by), None)
     if shard is None:
@@ -169,7 +171,9 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
     now = score(reward.function, prompts, texts, columns=kept, name=reward.name)
     known = np.array(before, float)
     gaps = np.where(np.isnan(now) == np.isnan(known), np.abs(np.nan_to_num(now) - np.nan_to_num(known)), np.inf)
-    if gaps.max() > ROUNDING * np.abs(np.nan_to_num(known)).max():
+    if isinstance(reward.function, ClassifierReward):
+        reward.function.tolerate(float(gaps.max()))
+    elif gaps.max() > ROUNDING * np.abs(np.nan_to_num(known)).max():
         worst = int(gaps.argmax())
         raise DataError(
             f"reward {reward.name}: {reward.made_by} now returns {now[worst]:g} instead of {known[worst]:g} "

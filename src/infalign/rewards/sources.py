@@ -44,7 +44,7 @@ class Scorer:
         elif source.function is not None:
             reward = weighted_reward(source.functions)
         else:
-            return self.classifier()
+            reward = self.classifier()
         check_unchanged(self.named(reward), self.shards())
         return reward
 

@@ -16,7 +16,7 @@ import numpy as np
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id
 from infalign.method.procedures import BaseQuantile, Draws, Served, Votes, parse_procedure
-from infalign.method.procedures.majority import MajorityVote
+from infalign.method.procedures.majority import MajorityVote, votes
 from infalign.method.reward import user_code
 from infalign.models.conversations import check_bytes, prompt_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
@@ -247,11 +247,9 @@ class ServedPolicy:
         return await self.scores.done(_rows(asked, draws))
 
     def _votes(self, draws: list[Response]) -> list[float]:
-        """Return the number of the answer in each draw, by the order in which they first come."""
+        """Return the number of the answer in each draw, NaN where there is none."""
         with user_code("the function that extracts the answer raised"):
-            answers = [str(self.answer_in(draw.text)) for draw in draws]
-        numbers = {answer: float(number) for number, answer in enumerate(dict.fromkeys(answers))}
-        return [numbers[answer] for answer in answers]
+            return [*votes(self.answer_in(draw.text) for draw in draws).tolist()]
 
 
 def _rows(asked: Asked, draws: Sequence[Response]) -> list[tuple[list[Message], str, str]]:

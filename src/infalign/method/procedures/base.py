@@ -10,7 +10,7 @@ from scipy.special import gammaln
 from typing_extensions import TypeIs
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, places
+from infalign.method.calibration import Array, as_rewards, places
 
 MAX_N = 100_000  # draws; a quadrature would not see what more of them serve, the last 1/N of the ranks
 
@@ -31,7 +31,7 @@ class BaseQuantile:
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """Asks for further draws; the answer is a number for each, equal where their answers are, and not their rewards."""
+    """Asks for further draws; the answer is a number for each, equal where their answers are, NaN for no answer."""
 
     number: int
 
@@ -90,7 +90,7 @@ def check_probabilities(name: str, probabilities: tuple[float, ...]) -> None:
 
 def checked_samples(rewards_PM: ArrayLike, n: int, name: str) -> Array:
     """Return rewards (P, M) as numbers; raises DataError for another shape, M < ``n`` and what is not finite."""
-    rewards = np.asarray(rewards_PM, float)
+    rewards = as_rewards(rewards_PM)
     if rewards.ndim != 2:
         raise DataError(f"{name} needs a prompts × samples array, found shape {rewards.shape}")
     if rewards.shape[1] < n:
@@ -108,6 +108,14 @@ def falling_ratio(x: ArrayLike, y: int, k: ArrayLike) -> Array:
     with np.errstate(invalid="ignore"):
         ratio = np.exp(gammaln(x + 1) - gammaln(x - k + 1) - gammaln(y + 1.0) + gammaln(y - k + 1))
     return np.where(inside, ratio, 0.0)
+
+
+def log_choose(n: ArrayLike, k: ArrayLike) -> Array:
+    """Return log C(n, k), −∞ where k > n."""
+    n, k = np.asarray(n, float), np.asarray(k, float)
+    with np.errstate(invalid="ignore"):
+        log_ways = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+    return np.where(n < k, -np.inf, log_ways)
 
 
 def weights_from_counts(rewards_PM: Array, served_within: Array) -> Array:

@@ -3,15 +3,21 @@
 It compares answers and not rewards, so it is no distortion of ranks. Its optimum is in benchmarks/optima.
 """
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from math import comb, factorial
+from decimal import Decimal
+from math import isqrt
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.polynomial.legendre import leggauss
+from numpy.polynomial.polynomial import polyval
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammaln, xlogy
 
 from infalign.core.errors import DataError
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import Serving, Votes, check_n
+from infalign.method.procedures.base import Serving, Votes, check_n, log_choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,62 +39,78 @@ class MajorityVote:
 
         A polynomial in the probabilities, also where they do not sum to 1 or are complex.
         """
-        policy = np.asarray(policy)
-        votes = np.arange(self.n + 1)
-        factorials = np.array([float(factorial(k)) for k in votes])
-        return np.asarray(_winning(policy[..., None] ** votes / factorials, self.n) * factorials[-1])
+        policy, k = np.asarray(policy), np.arange(self.n + 1)
+        total = policy.sum(axis=-1, keepdims=True)
+        log_ways = xlogy(k, (self.n * policy / total)[..., None]) - gammaln(k + 1.0)
+        return np.asarray(_winning(log_ways, np.ones(policy.shape[-1], int), self.n) * total**self.n)
 
     def serving(self, rng: np.random.Generator) -> Serving:
-        """Return how one answer is chosen: the first draw with the answer that most draws give."""
+        """Return how one answer is chosen: the first draw with the answer that most draws give, or else the first."""
         given = yield Votes(self.n)
-        answers, counts = np.unique(given, return_counts=True)
-        return given.index(float(rng.choice(answers[counts == counts.max()])))
+        answers, counts = np.unique([vote for vote in given if not np.isnan(vote)], return_counts=True)
+        return given.index(float(rng.choice(answers[counts == counts.max()]))) if answers.size else 0
 
     def weights(self, answers_PM: ArrayLike) -> Array:
         """Return the probability, (P, M), that each sample is the one served: unbiased, over all sets of N of the M.
 
-        Equal ``answers`` are one answer, and its samples share its chance. Raises DataError for fewer than N samples.
+        ``answers`` are compared as `votes` does; equal ones share the chance of their answer. A sample without one has
+        none, and a set of such samples serves nothing. Raises DataError for fewer than N samples.
         """
         answers = np.asarray(answers_PM)
         if answers.ndim != 2 or answers.shape[1] < self.n:
             raise DataError(f"{self.name} needs prompts × at least {self.n} samples, found shape {answers.shape}")
-        weights_PM = np.empty(answers.shape)
-        for row, found in zip(weights_PM, answers, strict=True):
-            _, which, counts = np.unique(found, return_inverse=True, return_counts=True)
-            ways = np.array([[float(comb(int(count), k)) for k in range(self.n + 1)] for count in counts])
-            row[:] = (_winning(ways, self.n) / comb(answers.shape[1], self.n) / counts)[which]
+        weights_PM = np.zeros(answers.shape)
+        k, odds = np.arange(self.n + 1), self.n / (answers.shape[1] + 1.0 - self.n)
+        for row, found in zip(weights_PM, votes(answers.ravel().tolist()).reshape(answers.shape), strict=True):
+            said = ~np.isnan(found)
+            _, which, counts = np.unique(found[said], return_inverse=True, return_counts=True)
+            sizes, kind, times = np.unique(counts, return_inverse=True, return_counts=True)
+            log_ways = log_choose(np.append(sizes, row.size - which.size)[:, None], k) + k * np.log(odds)
+            if sizes.size:
+                chances = _winning(log_ways[:-1, : sizes[-1] + 1], times, self.n, log_ways[-1]) / sizes
+                row[said] = np.maximum(chances, 0.0)[kind][which]
         return weights_PM
 
 
-def _winning(ways: Array, n: int) -> Array:
-    """Return in how many ways each answer wins a vote of ``n``, (…, Y), given the ways to get k votes, (…, Y, n + 1).
+def votes(answers: Iterable[object]) -> Array:
+    """Return a number for each answer, equal where they agree, and NaN for no answer: null, NaN and blank text.
 
-    An answer with m votes wins if no other has more, and one time in 1 + t if t others have as many: ∫₀¹ a^t da, so
-    the other answers have the generating function Σ_{k<m} ways_k·x^k + a·ways_m·x^m, integrated over a.
+    Answers that are all numbers, or spell them, agree as numbers do, 1 and 1.0; others as text without outer blanks.
     """
-    count = ways.shape[-2]
-    nodes, share = np.polynomial.legendre.leggauss(count // 2 + 1)
-    a, share = (nodes + 1.0) / 2.0, share / 2.0
-    total = np.zeros(ways.shape[:-1], ways.dtype)
-    for m in range(1, n + 1):
-        factors = np.repeat(ways[..., None, :], a.size, axis=-2)  # (…, Y, a, n + 1)
-        factors[..., m + 1 :] = 0.0
-        factors[..., m] *= a
-        one = np.zeros(factors[..., 0, :, :].shape, ways.dtype)
-        one[..., 0] = 1.0
-        before, after = [one], [one]
-        for y in range(count - 1):
-            before.append(_product(before[-1], factors[..., y, :, :]))
-            after.append(_product(after[-1], factors[..., count - 1 - y, :, :]))
-        for y in range(count):
-            others = _product(before[y], after[count - 1 - y])[..., n - m]
-            total[..., y] += ways[..., y, m] * (others @ share)
-    return total
+    texts = [None if answer is None or answer != answer else str(answer).strip() for answer in answers]
+    keys: dict[str, object] = {text: text for text in texts if text}
+    with suppress(ArithmeticError):  # of text that is no number
+        numbers = {text: Decimal(text) for text in keys}
+        keys |= numbers if all(map(Decimal.is_finite, numbers.values())) else {}
+    place = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
+    return np.array([place[keys[text]] if text else np.nan for text in texts], float)
 
 
-def _product(one: Array, other: Array) -> Array:
-    """Return the product of polynomials on the last axis, cut off at their degree."""
-    product = np.zeros_like(one)
-    for k in range(one.shape[-1]):
-        product[..., k:] += one[..., k, None] * other[..., : one.shape[-1] - k]
-    return product
+def _winning(log_ways: Array, times: NDArray[np.intp], n: int, log_silent: ArrayLike = (0.0,)) -> Array:
+    """Return the chance that one answer of each kind wins, (…, Y), given that there are n votes.
+
+    ``log_ways`` to get k votes, (…, Y, votes), are those of each of ``times`` answers, ``log_silent`` of no answer.
+    An answer with m votes wins if no other has more, and one time in 1 + t if t others have as many: ∫₀¹ a^t da, so
+    the other answers have the generating function Π (Σ_{k<m} ways_k·x^k + a·ways_m·x^m), integrated over a. One of its
+    coefficients is a mean over roots of unity: ten standard deviations of the votes, and more.
+    """
+    ways, silent = (np.exp(log - log.real.max(axis=-1, keepdims=True)) for log in (log_ways, np.asarray(log_silent)))
+    ways, silent = (each / abs(each).sum(axis=-1, keepdims=True) for each in (ways, silent))
+    roots, times = 40 + 10 * isqrt(n), times[:, None]
+    x = np.exp(2j * np.pi * np.arange(roots) / roots)
+    whole, nobody = polyval(x, np.moveaxis(ways, -1, 0)), polyval(x, silent) * x**-n
+    together = ((whole**times).prod(axis=-2) @ nobody)[..., None]
+    fewer, won, power = np.zeros_like(whole), np.zeros(ways.shape[:-1], complex), np.ones_like(x)
+    for m in range(1, ways.shape[-1]):
+        fewer, power = fewer + ways[..., m - 1, None] * power, power * x
+        if (abs(ways[..., m]) < 1e-18 * abs(together)).all():  # rounding
+            continue
+        nodes, share = leggauss(min(int(times.sum()), n // m) // 2 + 1)
+        for a, weight in zip((nodes + 1.0) / 2.0, share / 2.0, strict=True):
+            factor = fewer + a * ways[..., m, None] * power
+            others = factor ** (times - 1)
+            alike, before, after = factor * others, np.ones_like(factor), np.ones_like(factor)
+            before[..., 1:, :] = alike[..., :-1, :].cumprod(axis=-2)
+            after[..., :-1, :] = alike[..., :0:-1, :].cumprod(axis=-2)[..., ::-1, :]
+            won += weight * ways[..., m] * ((before * after * others) @ (nobody * power))
+    return np.asarray(won / together if np.iscomplexobj(ways) else (won / together).real)

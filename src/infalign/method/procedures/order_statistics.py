@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainc, betaln, gammaln, xlog1py, xlogy
+from scipy.special import betainc, betaln, xlog1py, xlogy
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
@@ -15,6 +15,7 @@ from infalign.method.procedures.base import (
     check_n,
     check_probabilities,
     checked_samples,
+    log_choose,
     weights_from_counts,
 )
 
@@ -61,7 +62,7 @@ class OrderStatistics:
         j = np.arange(1.0, samples + 1)
         served = np.zeros(samples + 1)
         for i, q in self._served():
-            log_ways = _log_choose(j - 1, i - 1) + _log_choose(samples - j, n - i) - _log_choose(samples, n)
+            log_ways = log_choose(j - 1, i - 1) + log_choose(samples - j, n - i) - log_choose(samples, n)
             served[1:] += q * np.exp(log_ways)
         return weights_from_counts(rewards, np.cumsum(served))
 
@@ -92,14 +93,6 @@ def _check_k(k: int, n: int) -> None:
     check_n(n)
     if not 1 <= k <= n:
         raise ConfigError(f"k must be between 1 and N = {n}, found k = {k}")
-
-
-def _log_choose(n: ArrayLike, k: int) -> Array:
-    """Return log C(n, k), −∞ where k > n."""
-    n = np.asarray(n, float)
-    with np.errstate(invalid="ignore"):
-        log_ways = gammaln(n + 1) - gammaln(k + 1.0) - gammaln(n - k + 1)
-    return np.where(n < k, -np.inf, log_ways)
 
 
 def parse(name: str) -> OrderStatistics | None:
