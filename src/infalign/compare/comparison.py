@@ -7,6 +7,7 @@ from rich.console import Console
 
 from infalign.compare.methods import extreme_procedure
 from infalign.compare.policies import MethodPolicies, check_budgets, possible_methods
+from infalign.core.display import say
 from infalign.pipeline.ownership import claim
 from infalign.pipeline.units import Unit
 from infalign.recipe.layout import Layout
@@ -56,7 +57,7 @@ def choose_policies(
     if methods is None:
         methods, left_out = possible_methods(recipe, budgets)
     for name, reason in left_out.items():
-        console.print(f"left out: {name}: {reason}", highlight=False, soft_wrap=True)
+        say(console, f"left out: {name}: {reason}")
     return MethodPolicies(recipe, list(dict.fromkeys(methods)), budgets)
 
 

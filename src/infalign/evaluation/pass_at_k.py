@@ -138,4 +138,4 @@ def print_metrics(records: Sequence[dict[str, Any]], console: Console) -> None:
         table.add_row(record["metric"], share(record))
     console.print(table)
     if without_width := [record["metric"] for record in records if record["low"] == record["high"]]:
-        say(console, f"{', '.join(without_width)}: {NO_WIDTH}", markup=False)
+        say(console, f"{', '.join(without_width)}: {NO_WIDTH}")

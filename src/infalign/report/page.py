@@ -44,7 +44,8 @@ from infalign.report.tables import comparison_rows, shown_ks
 from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, verdict
 
 SHOWN_EXAMPLES = 4
-CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n\r"}
+DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # by which a text can show another than it is
+CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *DIRECTIONS} - {*b"\t\n\r"}, "\N{REPLACEMENT CHARACTER}")
 
 
 def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
