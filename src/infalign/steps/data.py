@@ -34,8 +34,9 @@ def units(run: Run) -> Iterator[Unit]:
     recipe, layout = run.recipe, run.layout
     learns = recipe.judge_learns
     policy = run.contents["policy"]
-    functions = [spec for source in recipe.rewards.values() for spec in source.functions]
     make = partial(make_tokenizer, recipe.policy, run.date)
+    functions = [spec for source in recipe.rewards.values() for spec in source.functions]
+    prepare = partial(prepare_data, recipe.data, make, layout, functions=functions)
     tokenizer = {name: policy[name] for name in ("model", "scratch", "chat_template") if name in policy}
     yield Unit(
         "data",
@@ -43,7 +44,7 @@ def units(run: Run) -> Iterator[Unit]:
         inputs=(),
         settings=run.key("data") | {"policy": tokenizer, "judge": {"fit": learns}, "date": run.date},
         output=layout.data,
-        work=partial(prepare_data, recipe.data, make, layout, functions, judge_learns=learns, seed=recipe.seed),
+        work=partial(prepare, judge_learns=learns, seed=recipe.seed),
         clears=True,
     )
 
@@ -85,8 +86,8 @@ def prepare_data(
     data: Data,
     make: Callable[[list[Example]], Any],
     layout: Layout,
-    functions: Sequence[str],
     *,
+    functions: Sequence[str] = (),
     judge_learns: bool,
     seed: int,
     on_progress: OnProgress,
@@ -177,8 +178,7 @@ def _refused(
     """Return why rows are refused, by their place. Raises DataError for the first unless they may be."""
     found: dict[str, object] = {e.where: error for e in examples if isinstance(error := asked[e.prompt_id], DataError)}
     first = {e.prompt_id: e for e in reversed(examples)}
-    for e in examples:
-        known = first[e.prompt_id]
+    for e, known in ((e, first[e.prompt_id]) for e in examples):
         if other := sorted(name for name in read if e.columns.get(name) != known.columns.get(name)):
             found[e.where] = f"{known.where} has the same prompt with other {' and '.join(other)}"
     talks = [(e, e.prompt + said) for e in examples for said in (e.chosen, e.rejected or ()) if e.where not in found]
