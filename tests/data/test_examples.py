@@ -178,6 +178,24 @@ def test_a_prompt_without_response_is_no_demonstration(row):
     assert example == Example((user("Two and two?"),), (), None, "here", columns)
 
 
+FORMS = [
+    {"prompt": "Hi", "chosen": "Yes", "rejected": "No"},
+    {"prompt": "Hi", "completion": "Yes"},
+    {"instruction": "Hi", "input": "you", "output": "Yes"},
+    {"messages": [user("Hi"), assistant("Yes")]},
+    {"prompt": "Hi", "response_0": "A", "response_1": "B", "better_response_id": 1},
+    {"prompt": "Hi", "completion": "Yes", "label": True},
+    {"query": "SUBREDDIT: r/a\n\nTITLE: b\n\nPOST: c\n\nTL;DR:", "reference_responses": "Yes"},
+]
+
+
+@pytest.mark.parametrize("row", FORMS)
+def test_a_null_column_of_another_form_counts_as_absent(row):
+    """Sets that were concatenated give every row all columns; each keeps the form of its own."""
+    filled = dict.fromkeys(name for form in FORMS for name in form) | row
+    assert parse_example(filled, "here") == parse_example(row, "here")
+
+
 @pytest.mark.parametrize("text", [" Blue\n", "    return 1\n", "\tx", "Blue\u00a0", "[1]", '[{"a": 1}]', "[{'a': 1}]"])
 def test_text_is_kept_as_it_is(text):
     """Blanks at the ends of a text, and lists that hold no messages, belong to it."""

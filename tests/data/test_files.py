@@ -4,6 +4,8 @@ import csv
 import gzip
 import json
 import lzma
+import time
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,6 +68,61 @@ def test_every_format_gives_the_rows_back(tmp_path, ending, write):
     path = tmp_path / f"rows{ending}"
     write(path, rows)
     assert [row for _, row in read_rows(path)] == rows
+
+
+def test_an_empty_cell_of_csv_is_null(tmp_path):
+    """CSV has no other way to say that a row has no value."""
+    (tmp_path / "rows.csv").write_text('prompt,chosen,rejected,completion\nHi,Yes,No,\nHo,,"",Yes\n')
+    examples, _ = load_examples(read_rows(tmp_path / "rows.csv"))
+    assert [(e.rejected is None, dict(e.columns)) for e in examples] == [(False, {}), (True, {})]
+
+
+MANY = 3_500
+SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * MANY, pa.int32()), ["x" * 1_000_000])
+BOMBS = {  # a table, and how it is written
+    "a text": ({"prompt": SHARED}, {}),
+    "a text in messages": ({"messages": pa.ListArray.from_arrays(pa.array(range(MANY + 1), pa.int32()),
+        pa.StructArray.from_arrays([SHARED], ["content"]))}, {}),
+    "texts that begin alike": ({"prompt": ["x" * 4_000_000] * 40}, {
+        "use_dictionary": False, "column_encoding": {"prompt": "DELTA_BYTE_ARRAY"}}),
+    "bytes of one length": ({"prompt": pa.array([b"x" * 1_000_000] * 200, pa.binary(1_000_000))}, {}),
+    "numbers": ({"n": pa.nulls(40_000_000, pa.int8())}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "texts that begin alike")) for name in BOMBS]
+)
+def test_a_small_parquet_file_does_not_fill_the_memory(tmp_path, name):
+    """What stands for many equal values is measured before it is written out, wherever it is in a row."""
+    columns, options = BOMBS[name]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table(columns), path, compression="zstd", store_schema=False, **options)
+    assert path.stat().st_size < 100_000
+    before = pa.total_allocated_bytes()
+    with pytest.raises(DataError, match=r"rows.parquet has [\d,]+ bytes and expands to more than 134,217,728"):
+        next(read_rows(path))
+    assert pa.total_allocated_bytes() - before < 2**20
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv"])
+@pytest.mark.parametrize("number", [40_000])
+def test_many_columns_are_read_in_the_time_of_their_bytes(tmp_path, ending, number):
+    """A name that occurs twice among them is found as fast as none."""
+    names = [f"c{i}" for i in range(number)]
+    path, seconds = tmp_path / f"rows{ending}", []
+    for written in (names, [*names, names[-1]]):
+        as_json = ", ".join(f'"{name}": 1' for name in written)
+        path.write_text(
+            f"{{{as_json}}}\n" if ending == ".jsonl" else ",".join(written) + "\n" + ",".join("1" * len(written))
+        )
+        begun = time.process_time()
+        with suppress(DataError):
+            assert len(next(read_rows(path))[1]) == number
+        seconds.append(time.process_time() - begun)
+    assert seconds[1] < 4 * seconds[0] + 0.1
+    with pytest.raises(DataError, match=f"the name 'c{number - 1}' occurs twice"):
+        next(read_rows(path))
 
 
 def test_lines_end_at_newline_only(tmp_path):

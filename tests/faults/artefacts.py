@@ -137,8 +137,9 @@ def script_in_response(lab: Lab) -> None:
 
 @fault(0, brief=True)
 def markup_in_name(lab: Lab) -> None:
-    """The name of a run directory looks like markup of the terminal → The name as it is."""
-    root = lab.copy("[red]run[")
+    """A name looks like markup of the terminal, or has escapes → The name as it is, with its escapes spelled."""
+    root = lab.copy("[red]run[\x1b[2J")
     console = Console(file=io.StringIO(), width=200)
     print_table(root, console)
-    assert f"Report: {root / 'report.html'}\n" in console.file.getvalue()
+    said = str(root / "report.html").replace("\x1b", r"\x1b")
+    assert f"Report: {said}\n" in console.file.getvalue()

@@ -19,6 +19,12 @@ def pages(path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["x" * 500_000_000] * 2}), path, compression="brotli", use_dictionary=False)
 
 
+def one_text(path: Path) -> None:
+    """Write a small Parquet file in which a text of a megabyte stands for 3,500."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 3500, pa.int32()), ["x" * 1_000_000])
+    pq.write_table(pa.table({"prompt": text}), path, compression="brotli", store_schema=False)
+
+
 def gzipped(content: bytes, times: int) -> Callable[[Path], None]:
     """Return what writes a gzipped file that repeats a content."""
     return lambda path: path.write_bytes(b"".join([gzip.compress(content * 1000, mtime=0)] * times)) and None
@@ -28,6 +34,7 @@ def gzipped(content: bytes, times: int) -> Callable[[Path], None]:
     3,
     {
         "pages of half a gigabyte": ("rows.parquet", pages),
+        "one text that stands for thousands": ("rows.parquet", one_text),
         "blank lines": ("rows.jsonl.gz", gzipped(b"\n" * 1000, 200)),
         "blank lines and a row": ("rows.jsonl.gz", gzipped(b"\n" * 999 + json.dumps(ROWS[0]).encode() + b"\n", 200)),
         "a row two million times": ("rows.jsonl.gz", gzipped(lines(ROWS[:1]), 2_000)),

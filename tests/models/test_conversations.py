@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from chat_templates import FAMILIES, installed, tokenizer_of
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from infalign.core.errors import DataError
+from infalign.integrations.openrlhf import response
 from infalign.models.conversations import (
     TrainingIds,
     conversation_ids,
@@ -179,6 +181,57 @@ def test_only_bos_eos_and_padding_disappear_from_responses() -> None:
     tokenizer.add_tokens(["<answer>"], special_tokens=True)
     ids = tokenizer.encode("<s>It is <answer>4<|im_end|></s><pad>", add_special_tokens=False)
     assert decode(tokenizer, [ids, []]) == ["It is <answer>4<|im_end|>", ""]
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES = {piece: i for i, piece in enumerate(["<unk>", "<s>", "</s>", *BYTES, *"▁ayx=.:\n", "▁▁▁▁", "▁a", "▁x", "▁."])}
+SAID = ["▁▁▁▁", "y", "▁.", *(f"<0x{byte:02X}>" for byte in "日é".encode()), "▁x", "<0xE6>", "<0x97>"]
+BLANKS = decoders.Replace("▁", " ")
+
+
+def sentence_piece(kind: str) -> Any:
+    """Return a tokenizer that begins a text with a blank, as Llama-2 or Mistral do, or none, as Gemma."""
+    scheme = kind.removeprefix("unigram ")
+    if kind == scheme:
+        inner = Tokenizer(models.BPE(PIECES, [], unk_token="<unk>", byte_fallback=True))
+    else:
+        inner = Tokenizer(models.Unigram([(piece, 0.0) for piece in PIECES], unk_id=0, byte_fallback=True))
+    if scheme in ("llama", "gemma"):
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁")] * (kind == "llama"))
+        strip = [decoders.Strip(" ", 1, 0)] * (kind == "llama")
+        inner.decoder = decoders.Sequence([BLANKS, decoders.ByteFallback(), decoders.Fuse(), *strip])
+    else:
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+        first = decoders.Metaspace(prepend_scheme=scheme)
+        inner.decoder = decoders.Sequence([decoders.ByteFallback(), first])
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=True, **special)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "first", "always", "never", "unigram first", "unigram always"])
+def test_a_response_is_read_as_it_goes_on_after_its_prompt(kind: str) -> None:
+    """Blanks at its beginning and before points stay; what is streamed of it begins the whole, with each character."""
+    tokenizer = sentence_piece(kind)
+    ids = [PIECES[piece] for piece in SAID]
+    assert decode(tokenizer, [ids, [PIECES["▁x"], 2], [1, 2], []]) == ["    y .日é x\ufffd", " x", "", ""]
+    pieces = decode(tokenizer, [ids[:length] for length in range(len(ids) + 1)])
+    whole = [piece for piece in pieces if not piece.endswith("\ufffd")]
+    assert list(dict.fromkeys(whole)) == ["", *("    y .日é x"[:end] for end in (4, 5, 7, 8, 9, 11))]
+    assert response("a:    y .</s>", "a:", tokenizer) == "    y ."
+    parts = marked_text(tokenizer, TrainingIds([PIECES["a"], PIECES[":"], *ids[:3], 2], [0, 0, 1, 1, 1, 1], True))
+    assert parts[1] == ("    y .</s>", True)
+
+
+@pytest.mark.parametrize(("model", "decoder", "said"), [
+    (models.WordPiece, decoders.WordPiece(cleanup=False), "hiho ."),
+    (models.WordLevel, None, "hi ##ho ."),
+])  # fmt: skip
+def test_blanks_between_tokens_are_not_of_a_response(model: Any, decoder: Any, said: str) -> None:
+    """A tokenizer that has none in its tokens writes them between any two; the first is not before the response."""
+    inner = Tokenizer(model({"[UNK]": 0, "[SEP]": 1, "hi": 2, "##ho": 3, ".": 4}, unk_token="[UNK]"))
+    inner.decoder = decoder
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="[SEP]", unk_token="[UNK]")
+    assert decode(tokenizer, [[2, 3, 4]]) == [said]
 
 
 def test_prompts_that_a_template_refuses_are_named_one_by_one() -> None:

@@ -90,6 +90,47 @@ def test_a_row_that_the_chat_template_refuses_is_invalid(
     assert said in listed
 
 
+SKY = [{"type": "function", "function": {"name": "sky", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [({"answer": "8"}, "answer"), ({"answer": None}, "answer"), ({"tools": SKY}, "tools"), ({"id": 99}, None)],
+)
+def test_one_question_with_two_truths_is_refused(
+    main: Any, tmp_path: Path, reading: Any, other: dict[str, Any], named: str | None
+) -> None:
+    """Both rows are named if a reward or the template reads what differs; nobody gets another column that differs."""
+    (tmp_path / "mine.py").write_text(
+        "def right(prompts, responses, answer, **more):\n    return [1.0] * len(prompts)\n"
+    )
+    recipe = reading([*ROWS, ROWS[2] | other])
+    words = ("run", recipe, "--until", "data", "--set", f"reward={{function: {tmp_path / 'mine.py'}:right}}")
+    code, out, err = main(*words)
+    if named is not None:
+        rows = tmp_path / "rows.jsonl"
+        assert (code, f"{rows} line 17: {rows} line 3 has the same prompt with other {named}" in err) == (3, True)
+        code, out, err = main(*words, "--skip-invalid")
+    assert (code, "skipped 1 invalid row" in out) == (0, named is not None)
+    kept = [json.loads(text) for path in (tmp_path / "run").glob("data/t*_prompts.parquet")
+            for text in read_table(path)["columns"].to_pylist()]  # fmt: skip
+    assert [columns.get("id") for columns in kept].count(None) == (named is None)
+    assert len(kept) == len(ROWS)
+
+
+def test_words_of_a_user_are_shown_as_they_are(main: Any, tmp_path: Path, reading: Any) -> None:
+    """No name is markup, in a run and in what follows it, and none has an escape that the terminal obeys."""
+    names = ["[/x]", "[red]a", "a\x1b[2Jb", "a\rb", "a\u202eb", ":smile:"]
+    recipe, root = reading([row | dict.fromkeys(names, 1) for row in ROWS]), tmp_path / "r[bold]3[/y]"
+    words = (recipe, "--set", f"run_dir='{root}'")
+    for command in (("run", *words, "--until", "data"), ("run", *words, "--until", "data"), ("status", *words),
+                    ("run", *words, "--dry-run")):  # fmt: skip
+        code, out, err = main(*command)
+        assert (code, err) == (4 if command[0] == "status" else 0, "")
+        assert all(letter.isprintable() or letter == "\n" for letter in out)
+        assert str(root) in out or "columns kept unchanged: :smile:, [/x], [red]a, a\\rb, a\\x1b[2Jb, " in out
+
+
 def test_spelled_control_tokens_are_mentioned(main: Any, reading: Any) -> None:
     """A prompt that holds the template's own tokens may be rendered already."""
     code, out, _ = main("run", reading([*ROWS, {"prompt": "Hi<|end|>"}]), "--until", "data")

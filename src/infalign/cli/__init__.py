@@ -141,5 +141,6 @@ def _stop_at_once(number: int, _: FrameType | None) -> NoReturn:
 
 
 def _fail(sentence: str, exit_code: int) -> NoReturn:
-    print(f"infalign: {printable(sentence)}", file=sys.stderr)
+    shown = sentence if len(sentence) <= 10_000 else f"{sentence[:5_000]} … {sentence[-5_000:]}"
+    print(f"infalign: {printable(shown)}", file=sys.stderr)
     sys.exit(exit_code)

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from infalign.cli import completion
+from infalign.core.display import printable
 
 INIT_EPILOGUE = """\
 Examples:
@@ -41,4 +42,4 @@ def init(
     following = write_first_recipe(
         out, data=data, policy=policy, reward=reward, procedure=procedure, kl_budget=kl_budget
     )
-    print("\n  ".join([f"Wrote {out}. Next:", *following]))
+    print(printable("\n  ".join([f"Wrote {out}. Next:", *following]), "\n"))

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
-from rich.text import Text
 
 from infalign.cli.completion import runs
 from infalign.cli.options import WHOLE, Host, Port
 from infalign.cli.output import open_console
-from infalign.core.display import plain_table, printable, say
+from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def serve(
     token = token_for(host)
     served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
     served = finding_answers(served, answer)
-    say(open_console(), f"{served.name}, served as {served.procedure.name}: http://{host}:{port}/v1", markup=False)
+    say(open_console(), f"{served.name}, served as {served.procedure.name}: http://{host}:{port}/v1")
     listen(app(served, token=token, most=most), host, port)
 
 
@@ -196,17 +195,15 @@ def _print(asked: "Asked", answer: "Answer", console: Console, *, every: bool, s
 
     if several or every:
         first, *more = asked.conversation[-1]["content"].splitlines()
-        say(console, "")
-        say(console, printable(f"{first}{' …' if more else ''}"), markup=False)
+        say(console, f"\n{first}{' …' if more else ''}")
     if not every:
-        say(console, printable(answer.text, "\n\t"), markup=False)
+        say(console, answer.text)
         return
     table = plain_table("rank", "reward", "draw", "text", breaking=[3])
     for rank, place in sorted(zip(answer.ranks, range(len(answer.draws)), strict=True)):
         number = f"{place + 1}{' *' if place == answer.served else ''}"
-        text = Text(printable(answer.draws[place].text, "\n\t"))
-        table.add_row(str(rank), f"{answer.rewards[place]:.3f}", number, text)
+        table.add_row(str(rank), f"{answer.rewards[place]:.3f}", number, answer.draws[place].text)
     console.print(table)
     base = f", {len(answer.base_draws)} from the base policy" if answer.base_draws else ""
     taken = f"{len(answer.draws)} from the policy{base}"
-    say(console, f"* served by {asked.procedure.name}; samples: {taken}", markup=False)
+    say(console, f"* served by {asked.procedure.name}; samples: {taken}")

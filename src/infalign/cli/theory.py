@@ -10,7 +10,7 @@ from rich.console import Console
 
 from infalign.cli.options import WHOLE, AsJson, BaseName, new_file
 from infalign.cli.output import open_console, print_json
-from infalign.core.display import heading, percent, plain_table, say
+from infalign.core.display import heading, percent, plain_table, printable, say
 from infalign.core.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def curve(
     failure = next((note for note in reversed(notes) if isinstance(note, InfalignError)), None)
     for note in notes:
         if note is not failure:
-            print(f"infalign: {note}", file=sys.stderr)
+            print(f"infalign: {printable(str(note))}", file=sys.stderr)
     if failure and not points:
         raise failure
     if as_json:

@@ -42,12 +42,13 @@ def export(
     import shlex
 
     from infalign.cli.output import open_console
+    from infalign.core.display import say
     from infalign.integrations.export import export as exported
 
     path, command = exported(run, to, transform=transform, kl=kl)
     environment = shlex.join(["export", f"INFALIGN_REWARD={run}", f"INFALIGN_TRANSFORM={transform}"])
     text = f"# {path}\n{environment}\n{shlex.join(command)}"
-    open_console().print(text, markup=False, highlight=False, soft_wrap=True)
+    say(open_console(), text)
 
 
 def serve_reward(

@@ -1,11 +1,13 @@
 """What tables, numbers and figures look like: one set of helpers for terminal, report and plots."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from infalign.core.errors import ConfigError
 
@@ -16,14 +18,17 @@ Estimate = Mapping[str, float]  # mean, low and high
 MARKERS = "osD^vP"
 
 
-def say(console: "Console", text: str, *, markup: bool = True, wrap: bool = False) -> None:
-    """Print a text without colored numbers; a long line is not broken, so that a path in it can be copied."""
-    console.print(text, highlight=False, markup=markup, soft_wrap=not wrap)
+def say(console: "Console", text: str, *, mark: str = "", style: str = "", wrap: bool = False) -> None:
+    """Print a ``mark`` and a text without markup or escapes; a long line is not broken: a path in it can be copied."""
+    console.print(Text.assemble((mark, style), printable(text, "\n\t")), soft_wrap=not wrap)
+
+
+warn = partial(say, mark="! ", style="yellow")
 
 
 def printable(text: str, also: str = "") -> str:
-    """Return a text without terminal escapes; the letters ``also`` stay."""
-    return "".join(c if c.isprintable() or c in also else "\N{REPLACEMENT CHARACTER}" for c in text)
+    r"""Return a text that spells its escapes and changes of direction, such as ``\x1b``; the letters ``also`` stay."""
+    return "".join(c if c.isprintable() or c in also else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed_names(names: Sequence[str]) -> str:
@@ -42,7 +47,14 @@ def counted(number: int, thing: str) -> str:
 
 def heading(console: "Console", title: str, *below: str) -> None:
     """Print an empty line, a title in bold and the lines below it."""
-    say(console, "\n".join([f"\n[bold]{title}[/]", *below]), wrap=True)
+    say(console, "".join(f"\n{line}" for line in below), mark=f"\n{printable(title)}", style="bold", wrap=True)
+
+
+class _Table(Table):
+    """A table whose cells, which may hold a user's words, are shown as `say` shows a text."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*(Text(printable(cell, "\n\t")) for cell in cells), **options)
 
 
 def plain_table(*columns: str, breaking: Collection[int] = (0, 1)) -> Table:
@@ -50,10 +62,10 @@ def plain_table(*columns: str, breaking: Collection[int] = (0, 1)) -> Table:
 
     No column is narrower than its heading.
     """
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = _Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
         heading = max(map(len, column.splitlines()), default=0)
-        table.add_column(column, overflow="fold", no_wrap=i not in breaking, min_width=heading)
+        table.add_column(Text(printable(column, "\n")), overflow="fold", no_wrap=i not in breaking, min_width=heading)
     return table
 
 

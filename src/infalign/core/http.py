@@ -19,6 +19,7 @@ from random import random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+from infalign.core.display import printable
 from infalign.core.errors import ConfigError, PartialError
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ def _tls() -> ssl.SSLContext:
 def quote_answer(text: str, key: str | None) -> str:
     """Return the first 300 characters of what a server said on one line, without the API key and control characters."""
     line = " ".join((text.replace(key, "***") if key else text).split())
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line[:300])
+    return printable(line[:300])
 
 
 def backoff() -> Iterator[float]:

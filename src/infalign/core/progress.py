@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from infalign.core.display import say
+
 OnProgress = Callable[[int, int, str], None]  # (done, total, note)
 LINE_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
@@ -30,13 +32,13 @@ class ProgressDisplay:
         self._begun: dict[str, tuple[float, int]] = {}  # when the first report came and what was done by then
         self._printed: dict[str, float] = {}
         self._bars = Progress(
-            TextColumn("  {task.description:<28}"),
+            TextColumn("  {task.description:<28}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             transient=True,
         )
@@ -63,7 +65,7 @@ class ProgressDisplay:
         if not self.console.is_terminal and now - self._printed[name] >= LINE_EVERY:
             self._printed[name] = now
             left = f"{(total - done) * (now - begun) / (done - done_before):.0f} s left" if done > done_before else ""
-            self.console.print(f"  {name}: {done}/{total}  {left}  {note}", highlight=False, soft_wrap=True)
+            say(self.console, f"  {name}: {done}/{total}  {left}  {note}")
 
     def finish(self, name: str) -> None:
         """Take job ``name`` off the display."""

@@ -22,4 +22,4 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise DataError(
                     f"{where}: the header has {len(reader.fieldnames or [])} cells, this row does not; correct it"
                 )
-            yield where, row
+            yield where, {name: cell or None for name, cell in row.items()}

@@ -50,6 +50,9 @@ PAIRS = (  # the prompt, two answers, the columns that prefer one of them, and w
     ("prompt", ("response_1", "response_2"), ("preference_strength",), BY_SIGN),  # HelpSteer2
     ("context", ("response1", "response2"), ("overall_preference",), BY_SIGN),  # HelpSteer3
 )
+NAMED = PROMPTS + SYSTEMS + INPUTS + CONVERSATIONS + RESPONSES + LABELS + UNUSED
+REPLIES = ("chosen", "rejected", "rejected_response", "reference_responses", "weight")
+DEFINED = {*NAMED, *REPLIES, *(name for _, answers, verdicts, _ in PAIRS for name in answers + verdicts)}
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,11 @@ class Example:
 
 
 class _Row:
-    """The columns of a row, and which of them were read."""
+    """The columns of a row that are not null, and which of them were read."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
-        self.columns, self.read = columns, set[str]()
+        self.columns = {name: value for name, value in columns.items() if value is not None}
+        self.null, self.read = columns.keys() - self.columns.keys(), DEFINED - self.columns.keys()
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
@@ -94,10 +98,10 @@ class _Row:
         return next((name for name in names if name in self.columns), None)
 
     def value(self, name: str) -> Any:
-        if name not in self.columns:
+        if name not in self.columns and name not in self.null:
             raise DataError(f"column {name} is missing; the row has {sorted(self.columns)}")
         self.read.add(name)
-        return self.columns[name]
+        return self.columns.get(name)
 
     def text(self, name: str) -> str:
         return read_text(self.value(name), name)
@@ -261,7 +265,7 @@ def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
         prompt = _with_system(row, prompt)
     elif "reference_responses" in row:
         return _tldr_prompt(row.text("query")), (reply(row.text("reference_responses")),), None
-    elif row.first(PROMPTS):
+    elif row.first(PROMPTS) or "prompt" in row.null:
         prompt = _prompt(row)
         chosen = _reply(row, response, prompt) if response else ()
     else:

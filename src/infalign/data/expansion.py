@@ -11,10 +11,8 @@ from typing import Any
 from infalign.core.errors import DataError
 
 COMPRESSED: Mapping[str, Any] = MappingProxyType({".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile})
-MAX_RATIO, HARMLESS_BYTES = (
-    100,
-    2**27,
-)  # bytes of text for a byte on the disk (text compresses to a tenth); bytes of text at all
+MAX_RATIO = 100  # bytes of text for a byte on the disk (text compresses to a tenth)
+HARMLESS_BYTES = 2**27  # of text
 
 
 def check_expansion(path: Path, expanded: int) -> None:

@@ -13,11 +13,7 @@ from infalign.core.errors import DataError
 
 Reader = Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]
 
-FORMATS = (
-    "jsonl",
-    "parquet",
-    "csv",
-)
+FORMATS = ("jsonl", "parquet", "csv")
 _MODULES = [import_module(f"infalign.data.{name}") for name in FORMATS]
 READERS: dict[str, Reader] = {ending: module.read for module in _MODULES for ending in module.ENDINGS}
 

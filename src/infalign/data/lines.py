@@ -1,5 +1,6 @@
 """Shared by the readers of text: lines with their place, and a check for duplicate names."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BufferedIOBase
@@ -33,7 +34,7 @@ def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
 def check_unique(names: Sequence[str]) -> None:
     """Raise ValueError for a duplicate name, whose value would be ambiguous."""
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(names).most_common(1)[0]
         raise ValueError(f"the name {twice!r} occurs twice")
 
 

@@ -16,7 +16,7 @@ def task_rows(
     """Yield (where, row) of ``size`` questions of a task, with the columns prompt, answer and metadata.
 
     The last two are what `infalign.rewards.checkers.reasoning_gym` needs. With ``examples``, as many other questions
-    and their answers are the turns before each one, other ones for each row, and no question comes twice. Raises
+    and their answers are the turns before each one, other ones for each row. No question comes twice. Raises
     ConfigError for a task or a ``config`` that reasoning-gym does not have, and for a task whose checker cannot read
     what is stored of a question.
     """
@@ -39,10 +39,10 @@ def task_rows(
             if made.score_answer(entry["answer"], kept) != made.score_answer(entry["answer"], entry):
                 raise ConfigError(f"the checker of {task} needs data that JSON cannot store; use another task")
         prompt = entry["question"]
+        if prompt in asked:
+            continue
+        asked.add(prompt)
         if examples:
-            if prompt in asked:
-                continue
-            asked.add(prompt)
             answered = [({"role": "user", "content": one["question"]}, reply(one["answer"])) for one in shown]
             prompt = [*chain.from_iterable(answered), {"role": "user", "content": prompt}]
         row = {"prompt": prompt, "answer": entry["answer"], "metadata": entry["metadata"]}

@@ -138,4 +138,4 @@ def print_comparison(records: Sequence[Mapping[str, Any]], console: Console) -> 
             notes.setdefault(note, []).append(record["procedure"])
     console.print(table)
     for note, names in notes.items():
-        say(console, f"{', '.join(names)}: {note}", markup=False)
+        say(console, f"{', '.join(names)}: {note}")

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.messages import Message
 from infalign.integrations.environment import calibrated_row, from_environment, tokenizer
-from infalign.models.conversations import decode
 
 if TYPE_CHECKING:
     from infalign.integrations.export import Launch
@@ -68,7 +68,8 @@ def response(query: str, prompt: str, words: Any) -> str:
             f"a query must begin with its prompt, {prompt[:60]!r}, but begins with {query[:60]!r}, so the response "
             "cannot be separated; render prompts so that they encode and decode to themselves"
         )
-    return decode(words, [words.encode(query[len(prompt) :], add_special_tokens=False)])[0]
+    hidden = filter(None, (words.bos_token, words.eos_token, words.pad_token))  # to encode it would add a blank
+    return re.sub("|".join(map(re.escape, hidden)), "", query[len(prompt) :])
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ TOKENIZERS_PANIC = "PanicException"  # on a text that a regular expression canno
 BATCH = 1024  # conversations that are rendered and encoded together
 BREAK = "\ufdd0"  # within a control token that a message spells, so that it is none; never a character of a text
 BREAK_BYTES = "ï·Ĳ"  # as byte-level tokenizers write it
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # the token of a byte, where a character has none
 THOUGHT = re.compile(r"<think>\s*$")  # of what a policy is asked: the template opens its thought
 
 Messages = Sequence[Message]
@@ -181,16 +182,30 @@ def spells_control(tokenizer: Any, conversation: Messages) -> bool:
 
 
 def decode(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list[str]:
-    """Return the texts of drawn token ids, without BOS, EOS and padding; other special tokens stay visible."""
+    """Return the texts of drawn token ids, as they go on after a prompt; special tokens but BOS, EOS, padding stay."""
     hidden = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
-    texts: list[str] = tokenizer.batch_decode([[i for i in ids if i not in hidden] for ids in responses])
-    return texts
+    return [_continuation(tokenizer, [i for i in ids if i not in hidden]) for ids in responses]
 
 
 def marked_text(tokenizer: Any, row: TrainingIds) -> list[tuple[str, bool]]:
     """Return the text of a training row in parts, each with whether the policy is trained on it."""
     parts = groupby(zip(row.ids, row.mask, strict=True), itemgetter(1))
-    return [(tokenizer.decode([i for i, _ in part]), bool(trained)) for trained, part in parts]
+    return [(_continuation(tokenizer, [i for i, _ in part]), bool(trained)) for trained, part in parts]
+
+
+def _continuation(tokenizer: Any, ids: list[int]) -> str:
+    """Return what ids add to a text that is there already; more ids only add to it, but within a character."""
+    text, eos = "", [tokenizer.eos_token_id]
+    named = zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)
+    for is_byte, run in groupby(named, lambda one: BYTE.fullmatch(one[1] or "") is not None):
+        some, names = zip(*run, strict=True)
+        end, twice, found = tokenizer.decode([eos, eos * 2, [*eos, *some]], clean_up_tokenization_spaces=False)
+        joined = twice.removesuffix(end)  # with the blank that some tokenizers write between any two tokens
+        if is_byte and not found.endswith(names[-1]):  # of a character that lacks one, all would be given up
+            text += bytes(int(name[3:5], 16) for name in names).decode(errors="replace")
+        else:
+            text += found[len(joined if found.startswith(joined) else end) :]
+    return text
 
 
 def _or_raise(found: _Rendered | DataError) -> _Rendered:

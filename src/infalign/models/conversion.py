@@ -17,6 +17,7 @@ from typing import Any
 from infalign.core.errors import ConfigError
 from infalign.core.storage import fsync, hash_file, settle, writing
 from infalign.models.adapters import adapter_base, load_merged
+from infalign.models.conversations import decode
 from infalign.models.pretrained import is_adapter, loading, model_digest, read_weights
 
 PACKAGE = "package:"
@@ -142,7 +143,7 @@ def _read_gguf(model: str, file: Path) -> tuple[Any, Any]:
     policy = read_weights(AutoModelForCausalLM, file.parent, cannot, quantization_config=config, **options)
     with loading(cannot):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, gguf_file=file.name)
-    text = tokenizer.decode(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+    (text,) = decode(tokenizer, [tokenizer(PROBE, add_special_tokens=False)["input_ids"]])
     if text.strip() != PROBE:
         raise ConfigError(f"the tokenizer in {file} does not return the text that it encodes; use the original model")
     return policy, tokenizer

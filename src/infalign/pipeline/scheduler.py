@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from infalign.core.display import say
+from infalign.core.display import say, warn
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress, ProgressDisplay
@@ -49,7 +49,7 @@ class Remaining:
         if done := len(self.units) - len(self.todo):
             say(console, f"{done} of {len(self.units)} steps are already done")
         for line in reasons(self.todo):
-            say(console, line, markup=False)
+            say(console, line)
 
 
 def run_units(
@@ -90,9 +90,9 @@ def run_units(
         }
         write_record(record_path(root, name), record)
         write_metrics(root)
-        say(console, f"[green]✓[/] {name:<24} {seconds:6.1f} s   {_headline(summary)}")
+        say(console, f"{name:<24} {seconds:6.1f} s   {_headline(summary)}", mark="✓ ", style="green")
         for line in after_unit(record):
-            say(console, f"[yellow]![/] {line}")
+            warn(console, line)
 
     # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])

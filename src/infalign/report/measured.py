@@ -98,7 +98,7 @@ def print_measured(found: Numbers, console: Console) -> None:
             table.add_row(*row)
         console.print(table)
     for note in found["notes"]:
-        say(console, note, markup=False, wrap=True)
+        say(console, note, wrap=True)
 
 
 def write_measured(found: Numbers, curve: Numbers, path: Path) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from infalign.core.display import amount, gain, heading, in_points, plain_table, say, share
 from infalign.report.results import read_results
@@ -33,24 +32,23 @@ def print_table(root: Path, console: Console) -> None:
         for row in rows:
             judge = row["judge"] if row["first"] else ""
             method = f"{row['method']}{' *' if row['down'] else ''}"
-            table.add_row(judge, escape(method), row["wins"], row["theory"], row["gain"])
+            table.add_row(judge, method, row["wins"], row["theory"], row["gain"])
             if row["last"]:
                 table.add_section()
-        title = f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats"
-        heading(console, escape(title))
+        heading(console, f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats")
         console.print(table)
         if any(row["down"] for row in rows):
             say(console, "* not bracketed: all its policies spent more; extrapolated down to this KL")
     for sentence in ("", *verdict(results)):
-        say(console, sentence, markup=False, wrap=True)
-    say(console, f"\nReport: {root / 'report.html'}", markup=False)
+        say(console, sentence, wrap=True)
+    say(console, f"\nReport: {root / 'report.html'}")
 
 
 def _print_pass_at_k(results: Numbers, console: Console) -> None:
     rates, ks = results["pass_at_k"], shown_ks(results)
     table = plain_table("policy", *(f"pass@{k}, %" for k in ks))
     for name, by_k in rates.items():
-        table.add_row(escape(name), *(share(by_k[k]) for k in ks))
+        table.add_row(name, *(share(by_k[k]) for k in ks))
     heading(console, "How often one of k answers is right", f"by the {results['truth']['by']}")
     console.print(table)
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from infalign.core.display import amount, gain, number, ratio, share
 
-CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n\r"}
+DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # by which a text can show another than it is
+CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *DIRECTIONS} - {*b"\t\n\r"}, "\N{REPLACEMENT CHARACTER}")
 
 
 def html_template(name: str) -> Any:

@@ -1,7 +1,9 @@
 """The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ from infalign.models.tokenizers import check_response_end, load_tokenizer
 from infalign.pipeline.records import record_path
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
+from infalign.rewards.function import import_function
 from infalign.steps.run import Run
 
 HELD_OUT_PAIRS = 512
@@ -33,6 +36,8 @@ def units(run: Run) -> Iterator[Unit]:
     learns = recipe.judge_learns
     policy = run.contents["policy"]
     make = partial(make_tokenizer, recipe.policy, run.date)
+    functions = [spec for source in recipe.rewards.values() for spec in source.functions]
+    prepare = partial(prepare_data, recipe.data, make, layout, functions=functions)
     tokenizer = {name: policy[name] for name in ("model", "scratch", "chat_template") if name in policy}
     yield Unit(
         "data",
@@ -40,7 +45,7 @@ def units(run: Run) -> Iterator[Unit]:
         inputs=(),
         settings=run.key("data") | {"policy": tokenizer, "judge": {"fit": learns}, "date": run.date},
         output=layout.data,
-        work=partial(prepare_data, recipe.data, make, layout, judge_learns=learns, seed=recipe.seed),
+        work=partial(prepare, judge_learns=learns, seed=recipe.seed),
         clears=True,
     )
 
@@ -83,16 +88,18 @@ def prepare_data(
     make: Callable[[list[Example]], Any],
     layout: Layout,
     *,
+    functions: Sequence[str] = (),
     judge_learns: bool,
     seed: int,
     on_progress: OnProgress,
 ) -> Summary:
     """Read the sources, split them without leaks, ``make`` the tokenizer and write the tables that training reads.
 
-    Rows that the chat template refuses are invalid. Duplicate rows count twice, and ``repeated`` is their number;
-    ``contradictory`` is that of the rows whose pair is also there the other way round. Rollouts are drawn once per
-    distinct prompt, which has the columns of its first row. Prompts over ``max_prompt_tokens`` are left out and
-    counted. Nothing is written before all data is checked.
+    Rows that the chat template refuses are invalid, and those whose prompt another row has with other tools or columns
+    that reward ``functions`` name. Duplicate rows count twice, and ``repeated`` is their number; ``contradictory`` is
+    that of the rows whose pair is also there the other way round. Rollouts are drawn once per distinct prompt, which
+    has the columns in which its rows agree. Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is
+    written before all data is checked.
     """
     examples, skipped = read_examples(data, data.sources, seed=seed)
     test, skipped_test = read_examples(data, data.test, seed=seed)
@@ -101,7 +108,8 @@ def prepare_data(
 
     tokenizer = make(found.train)
     asked = _ask(tokenizer, [*examples, *test])
-    if refused := _refused(tokenizer, asked, [*examples, *test], skip_invalid=data.skip_invalid):
+    read = {"tools", *(name for spec in functions for name in signature(import_function(spec)).parameters)}
+    if refused := _refused(tokenizer, asked, [*examples, *test], read, skip_invalid=data.skip_invalid):
         skipped += refused.values()
         examples, test = ([e for e in rows if e.where not in refused] for rows in (examples, test))
         found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
@@ -129,7 +137,7 @@ def prepare_data(
         "prompts_alone": sum(not e.chosen for e in examples),
         "kept_columns": sorted(columns - GIVEN.keys()),
         "columns_left_out": sorted(columns & GIVEN.keys()),
-        "with_tools": sum("tools" in e.columns for e in examples),
+        "with_tools": sum(bool(e.columns.get("tools")) for e in examples),
         "control_tokens": sum(spells_control(tokenizer, e.prompt) for e in examples),
         "repeated": len(pairs) - len(distinct),
         "contradictory": sum((prompt, no, yes) in distinct for prompt, yes, no in pairs if yes != no),
@@ -168,10 +176,14 @@ def _ask(tokenizer: Any, examples: list[Example]) -> dict[str, list[int] | DataE
 
 
 def _refused(
-    tokenizer: Any, asked: Mapping[str, list[int] | DataError], examples: list[Example], *, skip_invalid: bool
+    tokenizer: Any, asked: Mapping[str, Any], examples: list[Example], read: Iterable[str], *, skip_invalid: bool
 ) -> dict[str, str]:
-    """Return why the chat template refuses rows, by their place. Raises DataError for the first unless they may be."""
+    """Return why rows are refused, by their place. Raises DataError for the first unless they may be."""
     found: dict[str, object] = {e.where: error for e in examples if isinstance(error := asked[e.prompt_id], DataError)}
+    first = {e.prompt_id: e for e in reversed(examples)}
+    for e, known in ((e, first[e.prompt_id]) for e in examples):
+        if other := sorted(name for name in read if e.columns.get(name) != known.columns.get(name)):
+            found[e.where] = f"{known.where} has the same prompt with other {' and '.join(other)}"
     talks = [(e, e.prompt + said) for e in examples for said in (e.chosen, e.rejected or ()) if e.where not in found]
     talks = [(e, talk) for e, talk in talks if "tools" in e.columns or any(len(turn) > 2 for turn in talk)]
     refusals = find_refused(tokenizer, [talk for _, talk in talks], [e.columns.get("tools") for e, _ in talks])
@@ -193,7 +205,11 @@ def check_prompts(name: str, left: int, most: int) -> None:
 
 def _distinct_prompts(examples: list[Example], asked: Mapping[str, Any], max_tokens: int) -> tuple[pa.Table, int]:
     """Return distinct prompts that fit, in an order that depends on their text alone, and how many were too long."""
-    prompts = {e.prompt_id: e for e in reversed(examples)}
+    prompts = dict[str, Example]()
+    for e in examples:
+        known = prompts.get(e.prompt_id, e)
+        agreed = {name: value for name, value in known.columns.items() if e.columns.get(name, known) == value}
+        prompts[e.prompt_id] = replace(known, columns=agreed)
     short = [identity for identity in sorted(prompts) if len(asked[identity]) <= max_tokens]
     table = to_table(prompts[identity] for identity in short).select(["prompt", "columns"])
     table = table.add_column(0, "prompt_id", pa.array(short, pa.string()))

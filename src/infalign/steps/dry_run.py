@@ -10,9 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.markup import escape
 
-from infalign.core.display import counted, duration, heading, listed_names, plain_table, printable, say
+from infalign.core.display import counted, duration, heading, listed_names, plain_table, say, warn
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.http import run_within
 from infalign.data.examples import Example
@@ -61,7 +60,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     check_run_dir(run.layout.root)
     check_inputs(digests.files, units(run))
     for warning in _machine_warnings(recipe):
-        say(console, f"[yellow]![/] {warning}")
+        warn(console, warning)
     unchecked, counts, examples = _count_data(run, console)
     unchecked += check_setup(recipe)
     for name in ("train", "test") if counts.rows else ():
@@ -73,7 +72,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
         say(console, f"not checked: {name}")
     _print_example(run, examples, console)
     if fewer := fewer_prompts(recipe, counts.rows):
-        say(console, f"[yellow]![/] {fewer}")
+        warn(console, fewer)
     _print_work(run, wanted(run), counts, console)
     _print_policies(recipe, console)
 
@@ -121,7 +120,7 @@ def _check_server(url: str | None, console: Console) -> None:
     try:
         run_within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
     except OSError as error:
-        say(console, f"[yellow]![/] cannot reach {escape(url)} now ({error.strerror or error})")
+        warn(console, f"cannot reach {url} now ({error.strerror or error})")
 
 
 def _print_example(run: Run, examples: Sequence[Example], console: Console) -> None:
@@ -134,11 +133,11 @@ def _print_example(run: Run, examples: Sequence[Example], console: Console) -> N
     try:
         shown = training_example(tokenizer, answered[0])
     except DataError as error:
-        say(console, f"[yellow]![/] {escape(f'{answered[0].where}: {error}')}")
+        warn(console, f"{answered[0].where}: {error}")
         return
-    heading(console, f"An example as the policy reads it: {escape(shown['where'])}, {', '.join(shown['roles'])}")
+    heading(console, f"An example as the policy reads it: {shown['where']}, {', '.join(shown['roles'])}")
     text = "".join(f"⟦{part}⟧" if trained else part for part, trained in shown["parts"])
-    say(console, printable(f"{text[:MAX_SHOWN]}{' …' if len(text) > MAX_SHOWN else ''}", "\n\t"), markup=False)
+    say(console, f"{text[:MAX_SHOWN]}{' …' if len(text) > MAX_SHOWN else ''}")
     say(console, "Fine-tuning trains on the text between ⟦ and ⟧.")
 
 
@@ -166,12 +165,12 @@ def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Conso
     heading(console, f"Work in {run.layout.root}, at most {counted(at_once, 'job')} at once")
     console.print(table)
     for line in reasons(todo):
-        say(console, line, markup=False)
+        say(console, line)
     if any(flops[name] for name in todo):
         say(console, f"\nAbout {duration(whole)} in total, without rewards that are functions or at a URL ({how})")
     for said, names in unknown.items():
         if names:
-            say(console, f"[yellow]![/] no time estimate for {listed_names(names)}: {said}")
+            warn(console, f"no time estimate for {listed_names(names)}: {said}")
 
 
 def _seconds(run: Run, flops: Mapping[str, float]) -> tuple[dict[str, float], str]:
@@ -203,4 +202,4 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
     console.print(table)
     for name in recipe.policies:
         for warning in coarse_ranks(recipe, name):
-            say(console, f"[yellow]![/] {warning}")
+            warn(console, warning)

@@ -91,7 +91,7 @@ def print_status(found: Status, console: Console) -> None:
     table = plain_table("unit", "state", "because", breaking=[2])
     for unit in found.units:
         table.add_row(unit.name, unit.state, unit.because)
-    console.print(table, markup=False)
+    console.print(table)
     print_findings(found.findings, console)
     made: dict[tuple[str, str | None, str | None], list[str]] = {}
     for unit in found.units:
@@ -99,8 +99,8 @@ def print_status(found: Status, console: Console) -> None:
             made.setdefault((library, then, now), []).append(unit.name)
     for (library, then, now), names in made.items():
         text = f"{listed_names(names)}: made with {library} {then or 'absent'}, now {now or 'absent'}"
-        say(console, text, markup=False)
+        say(console, text)
     done = sum(unit.state == "done" for unit in found.units)
-    say(console, f"{done} of {len(found.units)} done in {found.run_dir}", markup=False)
+    say(console, f"{done} of {len(found.units)} done in {found.run_dir}")
     if found.held_by:
-        say(console, f"in use by {describe(found.held_by)}", markup=False)
+        say(console, f"in use by {describe(found.held_by)}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from infalign.core.display import counted, say
+from infalign.core.display import counted, say, warn
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
@@ -101,7 +101,8 @@ def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Pa
     made = records(root)
     read = made["data"]["summary"]
     if columns := read.get("kept_columns"):
-        say(console, f"columns kept unchanged: {', '.join(columns)}")
+        more = f" and {len(columns) - 100:,} more" if len(columns) > 100 else ""
+        say(console, f"columns kept unchanged: {', '.join(columns[:100])}{more}")
     if skipped := read["skipped"]:
         listed = found.layout.data / "skipped.txt"
         say(console, f"skipped {counted(skipped, 'invalid row')}: {listed}")
@@ -114,7 +115,7 @@ def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Pa
 def print_findings(found: Iterable[Finding], console: Console) -> None:
     """Print a line for each finding, with the units that share it."""
     for line in sentences(found):
-        say(console, f"[yellow]![/] {line}")
+        warn(console, line)
 
 
 @contextmanager
@@ -165,7 +166,7 @@ def do_units(
             *recipe.machine_warnings(),
             *(found for name in trained for found in train.coarse_ranks(recipe, name)),
         ):
-            say(console, f"[yellow]![/] {warning}")
+            warn(console, warning)
     for record in remaining.done:
         check_worth(recipe, findings(recipe, record))
     stored = recipe.policies, recipe.procedure, run.layout
