@@ -13,7 +13,7 @@ export OMP_NUM_THREADS = 1
 # Packages are installed without their bytecode, so what is imported must be kept: Transformers takes 14 seconds to compile.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: env lock demo paper test pytest test-slow speed test-faults test-frameworks test-vllm test-logs tutorials docs fuzz dist lint format clean
+.PHONY: env rlvr lock demo paper test pytest test-slow speed test-faults test-frameworks test-vllm test-logs tutorials docs fuzz dist lint format clean
 
 env: .venv/.complete
 
@@ -25,6 +25,10 @@ env: .venv/.complete
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	touch $@
+
+# What the tests of verifiable rewards need. Some of it is compiled, which takes a C compiler.
+rlvr: env
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --requirement tests/rlvr.txt
 
 # lock.txt from pyproject.toml and constraints.txt, for every platform: versions, and the hashes of all their files.
 lock: .venv-lock/bin/uv

@@ -87,6 +87,14 @@ def threads(path: Path, *, on_progress: OnProgress) -> Summary:
     return {}
 
 
+def average(path: Path, *, on_progress: OnProgress) -> Summary:
+    """Write a mean of float32, whose rounding depends on the number of threads."""
+    import torch
+
+    numbers = torch.rand(2**18, generator=torch.Generator().manual_seed(0))
+    return write(path, str(numbers.exp().mean().item()), on_progress=on_progress)
+
+
 def run(
     root: Path,
     units: Sequence[Unit],
@@ -94,6 +102,7 @@ def run(
     processes: int = 1,
     of_each: int | None = None,
     warn: Any = lambda record: [],
+    plan: Sequence[Unit] = (),
 ) -> list[str]:
     """Do what is left, and return the names of the units that were done."""
     (root / "stages").mkdir(parents=True, exist_ok=True)
@@ -106,7 +115,7 @@ def run(
     console = Console(file=io.StringIO())
     remaining = Remaining.of(units, root)
     workers = Workers(processes, of_each)
-    run_units(remaining, workers, console=console, versions={"infalign": "1"}, after_unit=after_unit)
+    run_units(remaining, workers, console=console, versions={"infalign": "1"}, after_unit=after_unit, plan=plan)
     return sorted(done)
 
 
@@ -164,7 +173,7 @@ def test_a_changed_output_is_refused_and_a_removed_one_made_again(tmp_path: Path
 
 
 def test_a_unit_beside_which_nothing_runs_has_the_threads_of_all_processes(tmp_path: Path) -> None:
-    """So have both ends of a diamond, and a side has its own alone, also where the other side is done already."""
+    """So have both ends of a diamond, and a side has its own alone: also where the other is done, or comes later."""
 
     def unit(name: str, *needs: str) -> Unit:
         path, inputs = tmp_path / name, tuple(tmp_path / need for need in needs)
@@ -172,8 +181,26 @@ def test_a_unit_beside_which_nothing_runs_has_the_threads_of_all_processes(tmp_p
 
     units = [unit("start"), unit("left", "start"), unit("right", "start"), unit("end", "left", "right")]
     expected = {"start": "6", "left": "3", "right": "3", "end": "6"}
-    run(tmp_path, units, processes=2, of_each=3)
+    for wanted in (units[:1], units[:2], units):
+        run(tmp_path, wanted, processes=2, of_each=3, plan=units)
     assert {name: (tmp_path / name).read_text() for name in expected} == expected
     (tmp_path / "left").unlink()
     run(tmp_path, units, processes=2, of_each=3)
     assert {name: (tmp_path / name).read_text() for name in expected} == expected
+
+
+def test_a_run_that_stops_on_its_way_computes_the_numbers_of_a_whole_one(tmp_path: Path) -> None:
+    """To the last bit: what is left alone when a run stops early does not get more threads."""
+
+    def units(root: Path) -> list[Unit]:
+        trained, drawn = root / "trained", root / "drawn"
+        return [
+            Unit("train", "train", inputs=(), settings={}, output=trained, work=partial(average, trained)),
+            Unit("evaluate", "samples", inputs=(), settings={}, output=drawn, work=partial(write, drawn, "text")),
+        ]
+
+    whole, stopped = units(tmp_path / "whole"), units(tmp_path / "stopped")
+    run(tmp_path / "whole", whole, processes=2, of_each=1)
+    for wanted in (stopped[:1], stopped):
+        run(tmp_path / "stopped", wanted, processes=2, of_each=1, plan=stopped)
+    assert stopped[0].output.read_text() == whole[0].output.read_text()

@@ -19,7 +19,7 @@ from tiny_models import EOS, PROMPT, tiny, words
 from infalign.core.errors import ConfigError, DataError
 from infalign.models.pretrained import load_policy
 from infalign.sampling import rollouts
-from infalign.sampling.engine import Prompt, Response, Sampling
+from infalign.sampling.engine import Draw, Prompt, Response, Sampling
 from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
@@ -232,6 +232,31 @@ def test_an_interrupted_draw_continues_and_ends_identical(
     draw(engine, PROMPTS, 6, stopped, on_progress=lambda *progress: seen.append(progress))
     assert seen == [(36, 42), (42, 42)]
     assert read_rollouts(stopped, IDS, 6).equals(read_rollouts(tmp_path / "whole", IDS, 6))
+
+
+def test_a_draw_that_is_stopped_between_prompts_has_the_batches_of_a_whole_one(
+    tmp_path: Path, policy: tuple[Any, Any]
+) -> None:
+    """Rounding depends on who is drawn beside whom, so a batch is kept whole or not at all."""
+    batches = list[list[Draw]]()
+
+    class Seen(SharedPrefixEngine):
+        def sample_together(self, draws: Sequence[Draw]) -> list[Response]:
+            batches.append(list(draws))
+            return super().sample_together(draws)
+
+    def stop(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    engine, prompts = Seen(*policy, Sampling(2)), [Prompt(f"p{i}", [5, i + 4]) for i in range(20)]
+    draw(engine, prompts, 30, tmp_path / "whole", on_progress=silent)
+    whole, batches = batches, list[list[Draw]]()
+    with pytest.raises(KeyboardInterrupt):
+        draw(engine, prompts, 30, tmp_path / "stopped", on_progress=stop)
+    draw(engine, prompts, 30, tmp_path / "stopped", on_progress=silent)
+    assert batches == whole
+    assert [len(batch) for batch in whole] == [120] * 5
 
 
 def test_k_grows_without_redrawing(tmp_path: Path, policy: tuple[Any, Any]) -> None:

@@ -1,6 +1,7 @@
 """What a server does not answer: requests that are refused, too many, and those that nobody waits for."""
 
 import asyncio
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -12,13 +13,16 @@ import openai
 import pytest
 from clients import PROMPT, asked, client_of, concurrently, metrics, policy, serving, until
 from openai import AsyncOpenAI, OpenAI
+from pydantic import ValidationError
 
 from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import load_policy
 from infalign.models.tokenizers import load_tokenizer
-from infalign.serving.app import MAX_BYTES, OTHER_BYTES
+from infalign.serving.answers import before_stop
+from infalign.serving.app import MAX_BYTES, OTHER_BYTES, held_back
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
+from infalign.serving.protocol import ApiError, parse_body
 
 TURN = {"role": "user", "content": PROMPT}
 
@@ -42,7 +46,14 @@ TURN = {"role": "user", "content": PROMPT}
         ({"temperature": 0.7}, 400, "temperature", "leave temperature out or set it to 1"),
         ({"top_p": 0.9}, 400, "top_p", "is not supported"),
         ({"tools": [{"type": "function"}]}, 400, "tools", "tools are not supported"),
+        ({"model": f"aware:majority-of-{'9' * 900}"}, 404, "model", "from 1 to 100,000, found 900 digits"),
+        ({"model": f"aware:0.5*best-of-1{'0' * 30}+0.5*standard"}, 404, "model", "from 1 to 100,000"),
+        ({"model": f"aware:rewind:0.85:1{'0' * 30}"}, 404, "model", "from 1 to 100,000"),
+        ({"model": f"aware:majority-of-{'9' * 5000}"}, 400, "model", "at most 1000 characters"),
         ({"stop": list("abcde")}, 400, "stop", "at most 4"),
+        ({"stop": ["a", "b" * 1001]}, 400, "stop.1", "at most 1000 characters"),
+        ({"stop": 0}, 400, "stop", "should be a valid array"),
+        ({"stop": {"a": 1}}, 400, "stop", "should be a valid array"),
         ({"extra_body": {"top_k": 5}}, 400, "top_k", "leave it out"),
         ({"n": 0}, 400, "n", "greater than or equal to 1"),
         ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
@@ -68,6 +79,8 @@ TURN = {"role": "user", "content": PROMPT}
         ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "only text parts"),
         ({"messages": [TURN | {"content": [{"text": {"a": 1}}]}]}, 400, "messages.0.content", "only text parts"),
         ({"messages": [3]}, 400, "messages.0", "should be an object"),
+        ({"messages": [TURN] * 2049}, 400, "messages", "at most 2048 items"),
+        ({"extra_body": {"f" * 5000: 5}}, 400, "f" * 1000, "fffff"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -104,11 +117,52 @@ def test_a_prompt_that_is_too_long_for_the_base_is_refused(trained_run: Path, cl
         client.chat.completions.create(**asked(model="aware:rewind:0.75:4") | short)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": "aware"}'])
-def test_other_bodies_are_refused(url: str, content: bytes) -> None:
-    """No JSON, JSON that is no object, and no messages."""
+def with_field(field: bytes) -> bytes:
+    """Return a request with a further field."""
+    return json.dumps(asked()).encode()[:-1] + b", " + field + b"}"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "is not valid JSON"),
+        (b"[]", "the body: Input should be an object"),
+        (b'{"model": "aware"}', "messages: Field required"),
+        (with_field(b'"model": "aware:standard"'), "an object has the key 'model' twice"),
+        (with_field(b'"metadata": {"a": 1, "a": 2}'), "an object has the key 'a' twice"),
+        (with_field(b'"metadata": {"a": NaN}'), "NaN is no number"),
+        (with_field(b'"metadata": {"a": "\\ud800"}'), "half a surrogate pair"),
+        (with_field(b'"metadata": {"a": "\\udc00"}'), "surrogate"),
+        (with_field(b'"metadata": {"a": ' + b"9" * 5000 + b"}"), "4300 digits"),
+        (with_field(b'"metadata": {"a": ' + b"[" * 500 + b"]" * 500 + b"}"), "recursion limit"),
+        (json.dumps(asked()).encode("utf-16"), "is not valid JSON"),
+    ],
+)
+def test_other_bodies_are_refused(url: str, content: bytes, said: str) -> None:
+    """What is no JSON, what JSON leaves open, JSON that is no object, and no messages."""
     found = httpx2.post(f"{url}/chat/completions", content=content)
     assert (found.status_code, found.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert said in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("bad", [{"messages": [{"role": 1, "content": 2}] * 9000}, {"stop": [1] * 80_000}])
+def test_the_first_error_ends_the_reading(bad: dict[str, Any]) -> None:
+    """Whatever else is wrong with a request is not looked at, as thousands of errors take seconds to make."""
+    with pytest.raises(ApiError) as refused:
+        parse_body(json.dumps(asked() | bad).encode())
+    assert isinstance(refused.value.__cause__, ValidationError)
+    assert refused.value.__cause__.error_count() <= 2  # a turn has two fields
+
+
+@pytest.mark.parametrize("stop", [("ab",), ("aab",), ("abab", "bb"), ("ba", "aaa"), ("abbabb", "b")])
+def test_a_stream_never_says_a_part_of_a_stop(stop: tuple[str, ...]) -> None:
+    """Of every text of eight letters a and b, said a letter at a time, only what may begin a stop is held back."""
+    for text in map("".join, itertools.product("ab", repeat=8)):
+        said, whole = "", before_stop(text, stop)
+        for place in range(1, 9):
+            said += held_back(text[len(said) : place], stop)
+            assert whole.startswith(said)
+        assert any(one.startswith(whole[len(said) :]) for one in stop)
 
 
 @pytest.mark.parametrize("told", [True, False])

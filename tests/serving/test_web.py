@@ -24,13 +24,18 @@ from infalign.serving.draws import RemoteDraws
 from infalign.serving.web import TOKEN_VARIABLE, token_for
 
 SLOW = """
-import asyncio, sys
+import asyncio, signal, sys, time
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from infalign.core.errors import StoppedError
+from infalign.core.signals import raise_outside
 from infalign.serving.web import listen
+signal.signal(signal.SIGTERM, lambda _, frame: raise_outside(StoppedError, frame))  # as the command line does
 async def slow(request):
     print("asked", flush=True)
-    await asyncio.sleep(600)
+    WORK
+    return PlainTextResponse("done")
 listen(Starlette(routes=[Route("/", slow)]), "127.0.0.1", int(sys.argv[1]), grace=1)
 """
 
@@ -95,11 +100,22 @@ def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, toke
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_stopped_server_does_not_wait_for_ever() -> None:
-    """After the grace a request that is under way is cancelled, and the process ends."""
+@pytest.mark.parametrize(
+    ("work", "answered", "code"),
+    [
+        ("await asyncio.to_thread(time.sleep, 0.5)", True, 0),
+        ("await asyncio.sleep(600)", False, 0),
+        ("await asyncio.to_thread(time.sleep, 600)", False, 1),
+        ("time.sleep(600)", False, 1),
+    ],
+    ids=["done in time", "waits", "a thread hangs", "the loop hangs"],
+)
+def test_a_stopped_server_ends_whatever_hangs(work: str, answered: bool, code: int) -> None:
+    """Within the grace a request that is under way is answered; then it is cancelled, and the process ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with subprocess.Popen([sys.executable, "-c", SLOW, str(port)], stdout=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, "-c", SLOW.replace("WORK", work), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         while True:
             try:
@@ -111,7 +127,8 @@ def test_a_stopped_server_does_not_wait_for_ever() -> None:
             client.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
             assert server.stdout.readline() == "asked\n"
             server.terminate()
-            assert server.wait(60) is not None
+            assert server.wait(60) == code
+            assert client.recv(4096).endswith(b"done") == answered
 
 
 def test_draws_that_nobody_waits_for_end_their_request() -> None:

@@ -8,18 +8,17 @@ same time are scored together. GET /health says what is served, GET /metrics cou
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import DataError, InfalignError
-from infalign.data.messages import Message
+from infalign.data.messages import Message, read_text
 from infalign.integrations.openrlhf import parse_label, response
 from infalign.method.by_name import columns_of
 from infalign.method.reward import CalibratedReward, Score
 from infalign.serving.batches import Batches
-from infalign.serving.web import TooLargeError, allowed, body_of, prometheus
+from infalign.serving.web import TooLargeError, allowed, body_of, prometheus, read_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -59,25 +58,18 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         if not allowed(request, token):
             return JSONResponse({"error": "the token is missing or wrong"}, 401)
         try:
-            body = _json(await body_of(request, max_bytes=MAX_BYTES))
-            if isinstance(body, dict) and "query" in body:
-                if words is None:
-                    raise DataError("to read the policy's queries, start the server with INFALIGN_TOKENIZER")
-                async with reading:
-                    rows = await asyncio.to_thread(_rows, _columns(body), words)
-                scores = await batches.done(rows)
+            content = await body_of(request, max_bytes=MAX_BYTES)
+            async with reading:
+                single, rows = await asyncio.to_thread(_rows, content, words)
+            scores = await batches.done(rows)
+            if single:
+                answer = scores[0]._asdict()
+            else:
                 logs = {"win_rate": [s.win_rate for s in scores], "reward": [s.reward for s in scores]}
                 answer = {"rewards": [s.score for s in scores], "scores": logs["reward"], "extra_logs": logs}
-            elif isinstance(body, dict) and "response" in body and "label" in body:
-                if not isinstance(body["response"], str):
-                    raise DataError("response must be text")
-                _check_size(body["response"])
-                (one,) = await batches.done([parse_label(body["label"], body["response"])])
-                answer = one._asdict()
-            else:
-                raise DataError("the body must have query, prompts and labels, or prompt, response and label")
-        except InfalignError as error:
-            status = 413 if isinstance(error, TooLargeError) else 422 if isinstance(error, DataError) else 500
+        except (InfalignError, RecursionError) as error:  # a label may be nested deeper than can be written again
+            refused = isinstance(error, DataError | RecursionError)
+            status = 413 if isinstance(error, TooLargeError) else 422 if refused else 500
             return JSONResponse({"error": str(error)}, status)
         return JSONResponse(answer)
 
@@ -99,29 +91,31 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
     return Starlette(routes=routes, lifespan=working)
 
 
-def _json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"the body is not valid JSON: {error}") from error
+def _rows(content: bytes, words: Any | None) -> tuple[bool, list[Row]]:
+    """Return what a body asks to score, and whether it is slime's, with a single row."""
+    match read_json(content):
+        case {"query": _} as body:
+            if words is None:
+                raise DataError("to read the policy's queries, start the server with INFALIGN_TOKENIZER")
+            columns = _columns(body)
+            for query, prompt, _ in columns:
+                _check_text(query, "query")
+                _check_text(prompt, "prompts")
+            return False, [parse_label(label, response(query, prompt, words)) for query, prompt, label in columns]
+        case {"response": said, "label": label}:
+            _check_text(said, "response")
+            return True, [parse_label(label, said)]
+    raise DataError("the body must have query, prompts and labels, or prompt, response and label")
 
 
-def _rows(columns: list[tuple[str, str, Any]], words: Any) -> list[Row]:
-    for query, _, _ in columns:
-        _check_size(query)
-    return [parse_label(label, response(query, prompt, words)) for query, prompt, label in columns]
-
-
-def _check_size(text: str) -> None:
-    if len(text) > MAX_CHARACTERS:
+def _check_text(text: Any, column: str) -> None:
+    if len(read_text(text, column)) > MAX_CHARACTERS:
         raise DataError(f"a response has {len(text):,} characters, and no context holds {MAX_CHARACTERS:,}; shorten it")
 
 
-def _columns(body: dict[str, Any]) -> list[tuple[str, str, Any]]:
+def _columns(body: dict[str, Any]) -> list[tuple[Any, Any, Any]]:
     columns = [body.get(name) for name in ("query", "prompts", "labels")]
     lists = [column for column in columns if isinstance(column, list)]
     if len(lists) < 3 or len({*map(len, lists)}) > 1:
         raise DataError("query, prompts and labels must be lists of the same length")
-    if not all(isinstance(text, str) for text in (*lists[0], *lists[1])):
-        raise DataError("query and prompts must be text")
     return [*zip(*lists, strict=True)]

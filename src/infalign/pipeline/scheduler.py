@@ -59,9 +59,11 @@ def run_units(
     console: Console,
     versions: Mapping[str, str],
     after_unit: Callable[[Record], Sequence[str]],
+    plan: Sequence[Unit] = (),
 ) -> None:
     """Do what is left and record each unit with the ``versions`` of libraries.
 
+    The threads of a unit follow from the ``plan``, all units of the recipe, so that no result depends on what is left.
     Partial outputs of an earlier attempt are continued if at most their extent differs, and removed otherwise.
     ``after_unit`` returns the warnings about a finished unit, and stops the run by raising. In a distributed run all
     processes call this; what is left must then be one stage.
@@ -96,7 +98,7 @@ def run_units(
 
     # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
-    alone = _alone(found)
+    alone = _alone(identify(plan or units))
     tasks = [
         Task(name, partial(_work, root, by_name[name], found[name].base), frozenset(found[name].needs), name in alone)
         for name in ordered
@@ -106,10 +108,7 @@ def run_units(
 
 
 def _alone(found: Mapping[str, Identity]) -> set[str]:
-    """Return the units beside which no other ever runs: each other one is needed by them, or needs them.
-
-    Units that are done count too, so that a resumed run has the same threads and rounds the same.
-    """
+    """Return the units beside which no other ever runs: each other one is needed by them, or needs them."""
     before: dict[str, set[str]] = {}
     for name, unit in found.items():
         before[name] = {name}.union(*(before[need] for need in unit.needs))

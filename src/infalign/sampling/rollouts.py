@@ -46,7 +46,7 @@ def draw(
     Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds `SHARD_PROMPTS` prompts in
     their order, or those drawn before an exception, and is written atomically; an engine that draws for many prompts
     at once is asked for what follows meanwhile. Calls ``on_progress(drawn, all)`` with numbers of responses after each
-    prompt. If memory runs out, half as many responses are drawn at once from then on. Raises DataError if two prompts
+    batch. If memory runs out, half as many responses are drawn at once from then on. Raises DataError if two prompts
     share an id, PartialError if there is not enough memory for one response.
     """
     place = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
@@ -70,9 +70,9 @@ def draw(
 
     try:
         with closing(_draw_in_any_order(engine, asked, k)) as finished:
-            for one, responses in finished:
-                rows[place[one[0].prompt_id]] = _rows(one, responses)
-                drawn += len(responses)
+            for batch in finished:
+                rows |= {place[one[0].prompt_id]: _rows(one, responses) for one, responses in batch}
+                drawn += sum(len(responses) for _, responses in batch)
                 on_progress(drawn, total)
                 while shards and rows.keys() >= set(shards[0]):
                     write(shards.popleft())
@@ -84,7 +84,7 @@ def draw(
 def draw_shard(engine: Engine | ConcurrentEngine, prompts: Sequence[Prompt], k: int, path: Path) -> None:
     """Draw rollouts 0 … k-1 of each prompt into one shard, which is written whole, prompt by prompt, or not at all."""
     with closing(_draw_in_any_order(engine, ((prompt, range(k)) for prompt in prompts), k)) as finished:
-        rows = {one[0].prompt_id: _rows(one, responses) for one, responses in finished}
+        rows = {one[0].prompt_id: _rows(one, responses) for batch in finished for one, responses in batch}
     _write(path, [row for prompt in prompts for row in rows[prompt.prompt_id]])
 
 
@@ -105,14 +105,14 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def _draw_in_any_order(
     engine: Engine | ConcurrentEngine, asked: Iterable[Asked], k: int
-) -> Generator[tuple[Asked, list[Response]]]:
-    """Yield each of ``asked`` with its rollouts, as many at once as the engine can and memory holds.
+) -> Generator[list[tuple[Asked, list[Response]]]]:
+    """Yield batches of ``asked`` with their rollouts, as many at once as the engine can and memory holds.
 
     A resumed run has the batches of one that was not stopped, since rounding depends on them: a whole number of
-    them is a shard.
+    them is a shard, and none is kept in part.
     """
     if isinstance(engine, ConcurrentEngine):
-        yield from engine.sample_each(asked)
+        yield from ([one] for one in engine.sample_each(asked))
         return
     sizes = (size for size in range(1, SHARD_PROMPTS + 1) if SHARD_PROMPTS % size == 0)
     together = max(size for size in sizes if size == 1 or size * k <= RESPONSES_PER_BATCH)
@@ -136,7 +136,7 @@ def _draw_in_any_order(
             at_once = len(missing) // 2  # outside the handler, which keeps the tensors of the failed attempt alive
             free_memory()
         left = iter(responses)
-        yield from ((one, list(islice(left, len(one[1])))) for one in batch)
+        yield [(one, list(islice(left, len(one[1])))) for one in batch]
 
 
 def read_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> pa.Table:

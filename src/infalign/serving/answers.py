@@ -16,6 +16,7 @@ import numpy as np
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id
 from infalign.method.procedures import BaseQuantile, Draws, Served, Votes, parse_procedure
+from infalign.method.procedures.base import read_n
 from infalign.method.procedures.majority import MajorityVote, votes
 from infalign.method.reward import user_code
 from infalign.models.conversations import check_bytes, prompt_ids
@@ -40,7 +41,7 @@ AnyServed = Served | MajorityVote
 def parse_served(name: str) -> AnyServed:
     """Return the procedure that ``name`` spells, ``majority-of-8`` too. Raises ConfigError as `parse_procedure`."""
     votes = name.removeprefix("majority-of-")
-    return MajorityVote(int(votes)) if votes != name and votes.isdecimal() else parse_procedure(name)
+    return MajorityVote(read_n(votes)) if votes != name and votes.isdecimal() else parse_procedure(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ class ServedPolicy:
                         ask = serving.send(rewards[-number:])
                     case Votes(number):
                         draws += await self._draw(asked, len(draws), number)
-                        ask = serving.send(self._votes(draws[-number:]))
+                        ask = serving.send(await asyncio.to_thread(self._votes, draws[-number:]))
                     case BaseQuantile(quantile):
                         if asked.sampling.max_new_tokens < self.max_new_tokens:
                             raise RefusedError(

@@ -99,10 +99,9 @@ class Desk:
 
             def more(token_ids: Sequence[int]) -> None:
                 text = decode(self.policy.tokenizer, [token_ids])[0]
-                text = _held_back(text, one.sampling.stop)
-                whole = not text.endswith("\N{REPLACEMENT CHARACTER}")  # of a character that lacks bytes
-                if whole and len(text) > len(said):
-                    say(text)
+                new = held_back(text[len(said) :], one.sampling.stop)  # a stop cannot begin in what was said
+                if new and not new.endswith("\N{REPLACEMENT CHARACTER}"):  # of a character that lacks bytes
+                    say(said + new)
 
             try:
                 found = await self.policy.answer(one, more if stream else None)
@@ -142,7 +141,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         found = await body_of(request, max_bytes=max_bytes)
         async with reading:  # thousands of turns take a while
             body = await asyncio.to_thread(parse_body, found)
-        procedure, seeded = desk.procedure(body.model), policy.draws.seeded
+        seeded = policy.draws.seeded
         if body.seed is not None and not seeded:
             raise ApiError(400, "samples of an engine at a URL cannot be reproduced; leave seed out", param="seed")
         seed = secrets.randbelow(2**32) if body.seed is None else body.seed
@@ -150,6 +149,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         sampling = Sampling(length, seed, greedy=body.temperature == 0.0, stop=body.stop)
 
         def read() -> list[Asked]:
+            procedure = desk.procedure(body.model)
             prompt = [*parse_prompt({"prompt": [turn.model_dump() for turn in body.messages]}, "messages")]
             columns, choices = json.dumps(body.metadata or {}), range(body.n or 1)
             return policy.asked(prompt, procedure, sampling, choices=choices, columns=columns)
@@ -159,7 +159,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
                 asked = await asyncio.to_thread(read)
         except DataError as error:
             raise ApiError(400, str(error), param="messages") from error
-        model, tokens = f"{policy.name}:{procedure.name}", len(asked[0].prompt.token_ids)
+        model, tokens = f"{policy.name}:{asked[0].procedure.name}", len(asked[0].prompt.token_ids)
         head = Completion(model, seed if seeded else None, tokens)
         events = desk.events(asked, stream=bool(body.stream))
         if not body.stream:
@@ -205,11 +205,18 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     return Starlette(routes=routes, exception_handlers={404: _unknown}, lifespan=lambda _: policy.working())
 
 
-def _held_back(text: str, stop: Sequence[str]) -> str:
+def held_back(text: str, stop: Sequence[str]) -> str:
     """Return the part of an unfinished text before a stop and before what may be the beginning of one."""
     text = before_stop(text, stop)
-    begun = [n for one in stop for n in range(1, len(one)) if text.endswith(one[:n])]
-    return text[: len(text) - max(begun, default=0)]
+    return text[: min((_begun(text, one) for one in stop), default=len(text))]
+
+
+def _begun(text: str, stop: str) -> int:
+    """Return where a stop begins at the end of a text, which lacks the rest of it; the text's length if nowhere."""
+    place = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while place >= 0 and not stop.startswith(text[place:]):
+        place = text.find(stop[0], place + 1)
+    return place if place >= 0 else len(text)
 
 
 async def _unknown(request: Request, _: Exception) -> Response:

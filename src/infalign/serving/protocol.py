@@ -11,15 +11,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from infalign.core.errors import InfalignError, PartialError
+from infalign.core.errors import DataError, InfalignError, PartialError
 from infalign.core.settings import shown
 from infalign.serving.answers import Answer, RefusedError
-from infalign.serving.web import TooLargeError
+from infalign.serving.web import TooLargeError, read_json
 
 LOGGER = logging.getLogger(__name__)
+MAX_TURNS = 2048
+MAX_STOP = 1000  # characters of a stop, which every token is compared with
+MAX_NAME = 1000  # characters of a model's name with its procedure, and of an error, which may repeat what was sent
 IGNORED_FIELDS = {
     *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("tools", "parallel_tool_calls"),  # `parse_body` refuses tools that may be called
@@ -37,6 +40,7 @@ NEUTRAL_VALUES: dict[str, Any] = {
 }
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
 
 class _Options(BaseModel):
@@ -54,8 +58,10 @@ def _join_parts(content: Any) -> Any:
 
 
 def _as_tuple(stop: Any) -> Any:
-    """Return one text, several or none as a tuple."""
-    return tuple([stop] if isinstance(stop, str) else stop or ())
+    """Return one text, several or none as a tuple; anything else is refused as it is."""
+    if stop is None or isinstance(stop, list):
+        return tuple(stop or ())
+    return (stop,) if isinstance(stop, str) else stop
 
 
 def _checked_temperature(temperature: float) -> float:
@@ -76,16 +82,14 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    model: str
-    messages: Annotated[list[_Turn], Field(min_length=1)]
+    model: Annotated[str, Field(max_length=MAX_NAME)]
+    messages: Annotated[list[_Turn], FailFast(), Field(min_length=1, max_length=MAX_TURNS)]
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     seed: Seed | None = None
     temperature: Annotated[float, AfterValidator(_checked_temperature)] | None = None
-    stop: Annotated[
-        tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_tuple), Field(max_length=4)
-    ] = ()
+    stop: Annotated[tuple[Stop, ...], FailFast(), BeforeValidator(_as_tuple), Field(max_length=4)] = ()
     metadata: dict[str, Any] | None = None  # columns that the reward may need, such as an answer
     stream: bool | None = None
     stream_options: _Options | None = None
@@ -95,6 +99,7 @@ class ApiError(Exception):
     """Why a request has no answer, as OpenAI says it."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        message, param = message[:MAX_NAME], param and param[:MAX_NAME]
         super().__init__(message)
         self.status = status
         kind = "invalid_request_error" if status < 500 else "server_error"
@@ -117,11 +122,15 @@ class Piece(NamedTuple):
 def parse_body(content: bytes) -> Body:
     """Return what was asked. Raises `ApiError` for what is not served, naming the field."""
     try:
+        read_json(content)  # pydantic takes the last value of a key, and NaN
         body = Body.model_validate_json(content)
+    except DataError as error:
+        raise ApiError(400, str(error)) from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ApiError(400, f"{place or 'the body'}: {first['msg']}", param=place or None) from error
+        said = first["msg"].replace("unexpected end of hex escape", "half a surrogate pair")
+        raise ApiError(400, f"{place or 'the body'}: {said}", param=place or None) from error
     extra = body.model_extra or {}
     if extra.get("tools") and extra.get("tool_choice") != "none":
         raise ApiError(400, 'tools are not supported; leave tools out or set tool_choice to "none"', param="tools")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
+import json
 import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from infalign.core.errors import ConfigError, InfalignError, StoppedError
+from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
 from infalign.core.http import api_key
+from infalign.core.settings import shown
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "INFALIGN_SERVE_TOKEN"
 GRACE_SECONDS = 30  # seconds for the requests under way when a server is stopped
+EXIT_SECONDS = 2  # seconds after these until the process ends, whatever hangs
 
 
 class TooLargeError(InfalignError):
@@ -52,6 +56,27 @@ async def body_of(request: Request, *, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+def read_json(content: bytes) -> Any:
+    """Return the value of a body. Raises DataError for what is no JSON, and for a key that an object has twice."""
+    try:
+        return json.loads(content.decode(), object_pairs_hook=_once, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the body is not valid JSON: {error}") from error
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict[str, Any]()
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"an object has the key {shown(name)} twice")
+        found[name] = value
+    return found
+
+
 def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> Response:
     """Return metrics in Prometheus' format; the names get a prefix, those of counters a suffix too."""
     from starlette.responses import PlainTextResponse
@@ -65,9 +90,20 @@ def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) 
     """Serve an application until the process is stopped, which is how a server ends.
 
     Requests that are under way then are answered if that takes no longer than ``grace`` seconds, and cancelled if not.
+    Where a thread hangs, such as in a reward, the process ends soon after, and prints what each thread was doing.
     """
     import uvicorn
 
     gc.freeze()  # a whole collection would stop all requests for as long as it walks through torch's objects, .2 s
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
+    server = uvicorn.Server(config)
+    stop = server.handle_exit
+
+    def handle_exit(*signal: Any) -> None:
+        if not server.should_exit:  # a second signal gives no more time
+            faulthandler.dump_traceback_later(grace + EXIT_SECONDS, exit=True)
+        stop(*signal)
+
+    server.handle_exit = handle_exit
     with suppress(KeyboardInterrupt, StoppedError):
-        uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
+        server.run()

@@ -188,7 +188,7 @@ def do_units(
     at_once = 1 if processes() > 1 else recipe.compute.processes
     workers = Workers(at_once, recipe.compute.threads, needed="infalign.training.supervised")
     before_units(remaining)
-    run_units(remaining, workers, console=console, versions=versions(), after_unit=after_unit)
+    run_units(remaining, workers, console=console, versions=versions(), after_unit=after_unit, plan=units(run))
 
 
 def versions() -> dict[str, str]:

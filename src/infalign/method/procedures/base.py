@@ -82,6 +82,13 @@ def check_n(n: int) -> None:
         raise ConfigError(f"N must be a whole number of samples from 1 to {MAX_N:,}, found N = {n}")
 
 
+def read_n(digits: str) -> int:
+    """Return the number that a procedure's name spells. Raises ConfigError for one that is longer than `MAX_N`."""
+    if len(digits.lstrip("0")) > len(str(MAX_N)):
+        raise ConfigError(f"N must be a whole number of samples from 1 to {MAX_N:,}, found {len(digits):,} digits")
+    return int(digits)
+
+
 def check_probabilities(name: str, probabilities: tuple[float, ...]) -> None:
     """Raise ConfigError unless the probabilities are non-negative and sum to 1."""
     if not probabilities or min(probabilities) < 0 or not abs(sum(probabilities) - 1.0) < 1e-9:

@@ -16,6 +16,7 @@ from infalign.method.procedures.base import (
     check_n,
     checked_samples,
     falling_ratio,
+    read_n,
     weights_from_counts,
 )
 
@@ -109,5 +110,5 @@ def is_extreme(procedure: Procedure) -> TypeIs[Extreme]:
 def parse(name: str) -> Extreme | None:
     """Return the procedure that ``name`` spells, None if it is of another family."""
     if match := re.fullmatch(r"(best|worst)-of-(\d+)", name):
-        return (BestOfN if match[1] == "best" else WorstOfN)(int(match[2]))
+        return (BestOfN if match[1] == "best" else WorstOfN)(read_n(match[2]))
     return None

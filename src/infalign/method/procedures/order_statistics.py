@@ -16,6 +16,7 @@ from infalign.method.procedures.base import (
     check_probabilities,
     checked_samples,
     log_choose,
+    read_n,
     weights_from_counts,
 )
 
@@ -98,7 +99,7 @@ def _check_k(k: int, n: int) -> None:
 def parse(name: str) -> OrderStatistics | None:
     """Return the procedure that ``name`` spells, None if it is of another family."""
     if match := re.fullmatch(r"(\d+)(?:st|nd|rd|th)-best-of-(\d+)", name):
-        return kth_best(int(match[1]), int(match[2]))
+        return kth_best(read_n(match[1]), read_n(match[2]))
     if match := re.fullmatch(r"top-(\d+)-of-(\d+)", name):
-        return top_k(int(match[1]), int(match[2]))
+        return top_k(read_n(match[1]), read_n(match[2]))
     return None

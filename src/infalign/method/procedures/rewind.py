@@ -27,6 +27,7 @@ from infalign.method.procedures.base import (
     check_n,
     checked_samples,
     falling_ratio,
+    read_n,
 )
 from infalign.method.procedures.extremes import BestOfN
 
@@ -144,7 +145,7 @@ Served = RankProcedure | RewindAndRepeat  # every procedure that theory knows
 def parse(name: str) -> RewindAndRepeat | None:
     """Return the procedure that ``name`` spells, None if it is of another family."""
     match = re.fullmatch(r"rewind:([-+.e\d]+):(\d+)(:best)?", name)
-    return RewindAndRepeat(float(match[1]), int(match[2]), "best" if match[3] else "last") if match else None
+    return RewindAndRepeat(float(match[1]), read_n(match[2]), "best" if match[3] else "last") if match else None
 
 
 def rewinds(procedure: Procedure) -> TypeIs[RewindAndRepeat]:
