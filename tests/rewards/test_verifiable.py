@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from infalign.core.errors import ConfigError, DataError
+from infalign.core.errors import ConfigError, DataError, InfalignError
 from infalign.data.sources import Source
 from infalign.data.tasks import task_rows
 from infalign.method.by_name import ByName
 from infalign.recipe.reading import load_recipe
 from infalign.rewards.base import Batch, score
+from infalign.rewards.checkers import math_verify
 from infalign.rewards.function import function_reward, weighted_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.weighted import WeightedSum
@@ -199,3 +200,85 @@ def test_mathematics_is_compared_in_any_thread(spec: str, column: str) -> None:
     with ThreadPoolExecutor(1) as thread:
         for found in (scored(), thread.submit(scored).result()):
             np.testing.assert_array_equal(found, [math.nan, math.nan, 1.0, 0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        ("(5, 8)", "(5, 8)", "8"),
+        (r"7\pi", r"7\pi", "7"),
+        (r"6\sqrt{5}", r"6\sqrt5", "6"),
+        ("3^{40}", "3^{40}", "40"),
+        ("y = 4x + 9", "y = 4x + 9", "9"),
+        ("7/2, 1/2", r"\frac12, \frac72", r"\frac12"),
+        (r"(-\infty, 3]", r"(-\infty, 3]", "3"),
+        (r"x = 1 \text{ or } x = 2", "x = 1, x = 2", "2"),
+        ("\\begin{pmatrix} 1 & 2 \\\\\n3 & 4 \\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "4"),
+        (r"7\pi \text{ cm}^2", r"7\pi", "7"),
+        (r"50\%", r"50\%", "5"),
+        ("12 dollars", "12", "1"),
+        ("(B)", "(B)", "(C)"),
+        ("- 5", "-5", "5"),
+        ("1,000", "1000", "1"),
+        (-3, "-3", "3"),
+        (r"\boxed{4}", "4", "5"),
+        ("First 3 + 4 = 7.\nThen 7 * 6 = 42.\n#### 1,042", "1042", "42"),
+        ("He has 3 apples.\nThe answer is 7.", "7", "3"),
+        *((unread, None, None) for unread in ("1 1/2", "7pi", "1e5", "3 apples and 4 pears", r"\frac{1}{", "", None)),
+    ],
+)
+def test_an_answer_is_read_whole_or_not_at_all(answer: object, right: str | None, wrong: str | None) -> None:
+    """A response that boxes a number out of it is wrong, and where a part would be lost the row is left out."""
+    pytest.importorskip("math_verify", reason="needs the extra rlvr")
+    responses = [rf"So it is \boxed{{{said}}}." for said in (right, wrong)]
+    assert math_verify(responses, [answer] * 2) == ([None, None] if right is None else [1.0, 0.0])
+
+
+LIMITED = """
+import os, sys
+print("imported")
+os.system("echo by a shell")
+
+def check(text):
+    if text == "power": 9**9**9**9
+    if text == "die": os._exit(3)
+    if text == "raise": raise ValueError("odd")
+    print("checked")
+    return float(len(text))
+
+def own(responses): return [check(text) for text in responses]
+async def trl(completions, **_): return [check(completion[0]["content"]) for completion in completions]
+def verl(data_source, solution_str, ground_truth, extra_info): return {"score": check(solution_str)}
+"""
+
+
+@pytest.mark.parametrize("form", ["own", "trl", "verl"])
+def test_a_check_that_does_not_end_is_ended(
+    form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In any thread, also where C code runs: the response counts as wrong or its prompt is left out, which is said.
+
+    What the function raises is said as ever, and what it prints is in stderr.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    (tmp_path / "mine.py").write_text(LIMITED)
+    columns, spec = [json.dumps({"data_source": "d", "ground_truth": "g"})] * 6, f"{tmp_path / 'mine.py'}:{form}"
+
+    def scored(responses: list[str], *, leaves_out: bool) -> list[float]:
+        reward = weighted_reward({spec: 1.0}, 0.4, leaves_out=leaves_out)
+        return score(reward, PROMPTS, responses, columns=columns, name="reward").tolist()
+
+    odd = ["power", "die"] if form == "own" else ["", ""]
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(scored, ["a", "bb", odd[0], "a", "a", odd[1]], leaves_out=False).result()
+    assert found == [1, 2, 0, 1, 1, 0]
+    place = "runners" if form == "trl" else "mine"
+    with pytest.raises(InfalignError, match=rf"raised ValueError in {place}\.py, line \d+: odd; fix it and rerun"):
+        scored(["a", "raise"] * 3, leaves_out=False)
+    if form == "own":
+        assert "2 of 6 responses took longer than 0.4 s or ended the process; they count as wrong" in caplog.text
+        found = scored(["a", "bb", "a", "die", "a", "a"], leaves_out=True)
+        np.testing.assert_array_equal(found, [1, 2, math.nan, math.nan, 1, 1])
+    out, err = capfd.readouterr()
+    assert ("by a shell" in err, "checked" in err, "checked" in out) == (True, True, False)

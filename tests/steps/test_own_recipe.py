@@ -1,7 +1,10 @@
 """A recipe of one's own: a reward in a file beside it, a model without a chat template, and no more than is needed."""
 
 import json
+import random
 import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +155,41 @@ def test_a_function_of_a_file_is_imported_once_and_errors_name_the_file(tmp_path
     for _ in range(2):  # a failed import leaves nothing behind that a second one would find
         with pytest.raises(ConfigError, match=r"importing .*broken\.py raised ZeroDivisionError in broken\.py, line 1"):
             function_reward(f"{tmp_path / 'broken.py'}:score")
+
+
+SCRIPT = """
+from dataclasses import dataclass
+from pathlib import Path
+import {neighbor}
+@dataclass
+class Row:
+    text: str
+def longer(row):
+    return float(len(row.text + Path(__file__).with_name("more.txt").read_text())) + {neighbor}.MORE
+def score(prompts, responses):
+    return list(map(longer, map(Row, responses)))
+if __name__ == "__main__":
+    raise SystemExit("a script")
+"""
+
+
+def test_a_file_is_loaded_as_a_script_and_processes_that_it_starts_find_it(tmp_path: Path) -> None:
+    """With its neighbor and its data, two of one name, and with a library's name, which a neighbor may not have."""
+    for folder, more in (("one", 1), ("my-other", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "more.txt").write_text("." * 10 * more)
+        (tmp_path / folder / f"rules_{more}.py").write_text(f"MORE = {more}")
+        for name in ("check", "random"):
+            (tmp_path / folder / f"{name}.py").write_text(SCRIPT.format(neighbor=f"rules_{more}"))
+    files = ("one/check.py", "one/random.py", "my-other/check.py", "my-other/random.py")
+    scores = [function_reward(f"{tmp_path / file}:score").function for file in files]
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        assert [pool.submit(score, [], ["abc"]).result() for score in scores] == [[14], [14], [25], [25]]
+    assert Path(random.__file__).parent == Path(json.__file__).parents[1]  # Python's own
+    (tmp_path / "one" / "json.py").write_text("")
+    (tmp_path / "one" / "late.py").write_text("def score(prompts, responses):\n    import json\n    return []\n")
+    with pytest.raises(ConfigError, match=r"late\.py imports json, which is \S+one/json\.py or \S+; rename its file"):
+        function_reward(f"{tmp_path / 'one' / 'late.py'}:score")
 
 
 def test_the_plain_template_ends_a_response_with_eos_and_its_prompt_begins_the_conversation(bare: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from infalign.core.signals import raise_outside
 __all__ = ["app", "main"]
 
 CONTINUES = "rerun the same command to resume"
+STOP_WITHIN = 20.0  # seconds; workers have 10
 HELP = """\
 Align a language model for the way it is served: Best-of-N, Worst-of-N and other inference-time procedures.
 
@@ -130,6 +132,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
         signal.signal(second, _stop_at_once)
     if sys.stderr is not None and sys.stderr.isatty():  # workers take seconds to end
         os.write(sys.stderr.fileno(), b"\ninfalign: stopping; once more stops at once\n")
+    hanging = threading.Timer(STOP_WITHIN, _stop_at_once, (number, frame))  # in a thread of a user's code, say
+    hanging.daemon = True
+    hanging.start()
     raise_outside(KeyboardInterrupt if number == signal.SIGINT else StoppedError, frame)
 
 

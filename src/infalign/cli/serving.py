@@ -14,7 +14,7 @@ from rich.console import Console
 
 from infalign.cli.completion import runs
 from infalign.cli.options import WHOLE, Host, Port
-from infalign.cli.output import open_console
+from infalign.cli.output import open_console, own_stdout
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
 
@@ -93,18 +93,19 @@ def generate(
 
     prepare_process(None)
     questions = _questions(prompt, input_)
-    served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
-    served = finding_answers(served, answer)
-    several, console = len(questions) > 1, open_console()
+    with own_stdout() as out:
+        served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
+        served = finding_answers(served, answer)
+        several, console = len(questions) > 1, open_console(out)
 
-    def show(asked: "Asked", found: "Answer") -> None:
-        if as_json:
-            about = {"policy": served.name, "procedure": asked.procedure.name, "seed": seed}
-            print(json.dumps(_record(asked, found, all_) | about), flush=True)
-        else:
-            _print(asked, found, console, every=all_, several=several)
+        def show(asked: "Asked", found: "Answer") -> None:
+            if as_json:
+                about = {"policy": served.name, "procedure": asked.procedure.name, "seed": seed}
+                print(json.dumps(_record(asked, found, all_) | about), file=out, flush=True)
+            else:
+                _print(asked, found, console, every=all_, several=several)
 
-    asyncio.run(answer_each(served, questions, show, seed=seed, score_all=all_))
+        asyncio.run(answer_each(served, questions, show, seed=seed, score_all=all_))
 
 
 def serve(

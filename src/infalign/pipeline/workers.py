@@ -151,7 +151,7 @@ class _Pool:
     def _new(self) -> Connection:
         context = get_context("spawn")  # a fork would copy locks that torch's threads hold
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self._workers), daemon=True)
+        process = context.Process(target=_work, args=(theirs, self._workers))  # it may start others
         # Ctrl-C reaches the whole process group; a worker that starts leaves it to us, until it ignores it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

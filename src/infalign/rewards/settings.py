@@ -1,6 +1,6 @@
 """Where rewards come from."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -31,6 +31,16 @@ class RewardSource(Model):
             "my_file.py:score beside the recipe, or package.module:score; in infalign's form, TRL's or verl's; or "
             "a weighted sum, {my_file.py:score: 1, package.module:form: 0.2}"
         ),
+    )
+    time_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description=(
+            "seconds that a function has for a response, which it then gets alone, in a process that is ended if it "
+            "takes longer; default: none, for checkers that may hang 5"
+        ),
+    )
+    over_limit: Literal["wrong", "leave out"] = Field(
+        "wrong", description="a response over the limit has the reward 0, or its prompt is left out"
     )
     url: Annotated[str, AfterValidator(checked_url)] | None = Field(
         None,
@@ -73,6 +83,8 @@ class RewardSource(Model):
             raise ValueError("give `function` or `url`, not both")
         if self.api_key_env is not None and self.url is None:
             raise ValueError("api_key_env requires a `url`")
+        if self.function is None and (self.time_limit is not None or self.over_limit != "wrong"):
+            raise ValueError("time_limit and over_limit require a `function`")
         if self.in_flight is not None and self.url is None:
             raise ValueError("in_flight requires a `url`")
         if not self.is_classifier and (self.model or self.scratch or self.trained):

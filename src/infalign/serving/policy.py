@@ -154,7 +154,9 @@ def _other_scorer(run: Run, reward: str) -> Scorer:
     key = REWARD_KEY_VARIABLE if REWARD_KEY_VARIABLE in os.environ else None
     is_url = reward.startswith(("http://", "https://"))
     try:
-        source = RewardSource.model_validate({"url": reward, "api_key_env": key} if is_url else {"function": reward})
+        same = run.recipe.reward.model_dump(include={"time_limit", "over_limit"})
+        named = {"url": reward, "api_key_env": key} if is_url else {"function": reward} | same
+        source = RewardSource.model_validate(named)
     except ValidationError as error:
         raise ConfigError(f"--reward {reward}: {error.errors()[0]['msg']}") from error
     return replace(run.scorer("reward"), source=source, shards=list)
