@@ -73,3 +73,10 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
     file.write_text("prompt_id,reward\na,1\na,0\nb,1\nb,0\n")
     with pytest.raises(DataError, match="4 rows have no column answer"):
         measure_table(file, ["maj@2"])
+
+
+@pytest.mark.parametrize("k", [1, 4, 8, 16])
+def test_all_right_has_the_exact_interval_at_every_k(k: int) -> None:
+    """Clopper and Pearson's of 40 of 40, also where weights sum to 1 less rounding."""
+    measured = pass_rates([[1.0] * 16] * 40, [f"pass@{k}"])[0]
+    assert (measured["mean"], measured["low"]) == pytest.approx((1.0, 0.025 ** (1 / 40)), abs=0.003)

@@ -44,7 +44,8 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     takes it as 0 or 1, and mean and limits are kept inside. Raises as `estimate`.
     """
     raw = estimate(shares_P, confidence=confidence, seed=seed)
-    shares, inside = np.clip(np.asarray(shares_P, float), 0.0, 1.0), np.clip([raw.mean, raw.low, raw.high], 0.0, 1.0)
+    shares = np.round(np.clip(np.asarray(shares_P, float), 0.0, 1.0), 12)  # weights that sum to 1 − 2e−15 give all
+    inside = np.clip([raw.mean, raw.low, raw.high], 0.0, 1.0)
     found = Estimate(*inside.tolist())
     lost = 1.0 - shares if found.mean > 0.5 else shares
     if not _few_decide(lost):
