@@ -2,11 +2,9 @@
 
     python benchmarks/beyond_samples.py
 
-Each population has its law of rates: beta; beta where a fifth is unsolvable; easy; three rates; right nine times of ten
-or never; nearly all unsolvable. From it 20, 100 or 500 prompts are drawn many times. Bias and widths are in points;
-"beta fit" is the bias of a beta-binomial on infinitely many prompts. The worth is that of Best-of-8, whose truth is
-found here by bisection for the population, given K responses per prompt. Exits with 1 if an interval covers less than
-93 %. An argument gives the number of simulations instead of 100, whose standard error is 2.2 points.
+From populations of rates, 20 to 500 prompts are drawn many times; "beta fit" is the bias of a beta-binomial on
+infinitely many. What training for Best-of-8 is worth is found by bisection for the population. Exits with 1 if an
+interval covers less than 93 %. An argument gives the number of simulations instead of 100, whose standard error is 2.2.
 """
 
 import sys
@@ -121,13 +119,10 @@ def limit(rates: np.ndarray, responses: int, trained: int, kl: float) -> float:
             more = taken + trained * expit(-middle) ** (trained - 1) * np.exp(-log_beta) > middle
             low, high = np.where(more, middle, low), np.where(more, high, middle)
         q = expit(logit(rates) + (low - taken)[:, None])
-        return (chances * (1.0 - (1.0 - q) ** N)).sum(), (
-            chances * (rel_entr(q, rates) + rel_entr(1 - q, 1 - rates))
-        ).sum()
+        kl = rel_entr(q, rates) + rel_entr(1.0 - q, 1.0 - rates)
+        return (chances * (1.0 - (1.0 - q) ** N)).sum(), (chances * kl).sum()
 
-    if at(-10.0)[1] < kl:
-        return at(-10.0)[0]
-    return at(brentq(lambda x: at(x)[1] - kl, -10.0, 8.0))[0]
+    return at(brentq(lambda x: at(x)[1] - kl, -10.0, 8.0) if at(-10.0)[1] > kl else -10.0)[0]
 
 
 def trained(shown: Shown, rng: np.random.Generator) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linprog
-from scipy.special import expit, gammaln, xlog1py, xlogy
+from scipy.special import betaln, expit, xlog1py, xlogy
 
 from infalign.core.errors import DataError
 from infalign.evaluation.intervals import Estimate, estimate, estimate_share, of_clusters
@@ -43,13 +43,11 @@ class Counts:
             first = int(wrong.argmax())
             raise DataError(f"prompt {first} has {correct[first]:g} right of {samples[first]:g} responses; give counts")
         self.sizes, size_P, prompts = np.unique(samples.astype(int), return_inverse=True, return_counts=True)
-        self.starts = np.append(0, np.cumsum(self.sizes + 1))
-        self.c = np.arange(self.starts[-1]) - np.repeat(self.starts[:-1], self.sizes + 1)
         self.n = np.repeat(self.sizes, self.sizes + 1)
-        chances = xlogy(self.c[:, None], RATES) + xlog1py((self.n - self.c)[:, None], -RATES)
-        self.chances = np.exp(
-            chances + (gammaln(self.n + 1) - gammaln(self.c + 1) - gammaln(self.n - self.c + 1))[:, None]
-        )
+        self.c = np.concatenate([np.arange(n + 1) for n in self.sizes])
+        self.starts = np.append(np.flatnonzero(self.c == 0), self.c.size)
+        n, c = self.n[:, None], self.c[:, None]
+        self.chances = np.exp(xlogy(c, RATES) + xlog1py(n - c, -RATES) - betaln(c + 1, n - c + 1) - np.log1p(n))
         self.of_prompt = self.starts[size_P] + correct.astype(int)
         self.shares, self.clusters_P, self.seed = prompts / correct.size, clusters_P, seed
         self.clusters = of_clusters(correct, clusters_P).size
