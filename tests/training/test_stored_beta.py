@@ -90,8 +90,8 @@ def test_a_prompt_without_a_success_is_trained_on() -> None:
 def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,200 prompts with ten distinct shares of successes."""
     solved = []
-    solve = "infalign.method.optimum._Laws.solve"
-    plain = optimum.__globals__["_Laws"].solve
+    solve = "infalign.method.optimum.Laws.solve"
+    plain = optimum.__globals__["Laws"].solve
     monkeypatch.setattr(solve, lambda laws, beta: solved.append(laws) or plain(laws, beta))
     shape_rollouts(Optimal(BestOfN(8), 0.1234), np.tile(CHECKED, (100, 1)))
     assert len(solved) == len(set(COUNTS))

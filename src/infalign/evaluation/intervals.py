@@ -179,3 +179,23 @@ def resampled_means(values_PX: Array, *, resamples: int = 200, seed: int = 0) ->
     shares = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1.0 / prompts), size=resamples)
     means: Array = shares @ values_PX / prompts
     return means
+
+
+def of_clusters(values_P: ArrayLike, clusters_P: ArrayLike | None) -> Array:
+    """Return one value per cluster of prompts, for intervals: m + (Σ − M·m)/M̄, whose mean is that over prompts.
+
+    Σ is the sum over its M prompts, M̄ the mean of M. The spread is that of the mean over prompts of clusters drawn
+    (the ratio estimate, linearized). None is a cluster per prompt. Raises DataError unless each value has a label.
+
+    >>> of_clusters([1.0, 1.0, 0.0], ["a", "a", "b"]).round(3)
+    array([1.111, 0.222])
+    """
+    values = np.asarray(values_P, float)
+    if clusters_P is None:
+        return values
+    labels = np.asarray(clusters_P)
+    if labels.shape != values.shape:
+        raise DataError(f"clusters need one label per prompt: found {labels.size} labels, {values.size} prompts")
+    cluster_P, sizes = np.unique(labels, return_inverse=True, return_counts=True)[1:]
+    sums = np.bincount(cluster_P.ravel(), weights=values)
+    return np.asarray(values.mean() + (sums - sizes * values.mean()) / sizes.mean())

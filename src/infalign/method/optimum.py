@@ -71,10 +71,10 @@ class Optimal:
 
 
 @lru_cache(maxsize=16_384)
-def _solved_law(shaping: Optimal, sorted_references: bytes) -> "tuple[_Laws, _Solved]":
+def _solved_law(shaping: Optimal, sorted_references: bytes) -> "tuple[Laws, _Solved]":
     """Return the law of one prompt and its optimum; a pair has K + 1 laws, however many prompts there are."""
     references_K = np.frombuffer(sorted_references)
-    laws = _Laws.of(references_K[None], shaping.procedure, shaping.objective, shaping.pair)
+    laws = Laws.of(references_K[None], shaping.procedure, shaping.objective, shaping.pair)
     return laws, laws.solve(shaping.beta)
 
 
@@ -140,7 +140,7 @@ def optimum(
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
         raise ConfigError(f"beta must be positive and finite, found {beta}")
-    laws = _Laws.of(np.sort(rewards, axis=1), served, objective, pair if smoothed else None)
+    laws = Laws.of(np.sort(rewards, axis=1), served, objective, pair if smoothed else None)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
     solved = laws.solve(found_beta)
     rows = list(zip(rewards, laws.of_prompt, strict=True))
@@ -169,7 +169,7 @@ class _Solved(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Laws:
+class Laws:
     """Distinct laws of rewards: the shares ``p`` of m classes in ascending order, and their ``values`` and ``w``.
 
     A law with fewer classes has some of p = 0 in front, with the value of its first one.
@@ -183,7 +183,7 @@ class _Laws:
     objective: Objective
 
     @classmethod
-    def of(cls, sorted_PK: Array, procedure: RankProcedure, objective: Objective, pair: Pair | None) -> "_Laws":
+    def of(cls, sorted_PK: Array, procedure: RankProcedure, objective: Objective, pair: Pair | None) -> "Laws":
         """Return the laws of prompts with sorted rewards, smoothed where these are of a ``pair``."""
         rows, of_prompt = np.unique(sorted_PK, axis=0, return_inverse=True)
         classes = [_classes(row, pair) for row in rows]

@@ -1,0 +1,119 @@
+"""What training on stored verdicts can be worth: the served value at a KL, for ordinary RLHF and for a procedure's law.
+
+A prompt has an unknown rate of right responses; c of K are stored. Training shifts the log odds of a right response by
+what depends on c and K, as the optimum takes (c + ½)/(K + 1) for the rate. Value and KL of that policy on new responses
+are functions of the rate, so luck in c is no gain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import rel_entr
+
+from infalign.core.errors import ConfigError
+from infalign.evaluation.extrapolation import RATES, Counts
+from infalign.evaluation.intervals import Estimate
+from infalign.method.calibration import Array
+from infalign.method.optimum import Laws
+from infalign.method.procedures import RankProcedure, parse_procedure, rewinds
+from infalign.method.procedures.mixture import ranked
+
+BETAS = np.exp(np.linspace(8.0, -10.0, 49))
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What is served, for Best-of-N pass@N: today, and by policies at a mean KL of up to ``kl`` nats.
+
+    ``ordinary`` is trained on the verdicts, ``law`` on the rewards of the optimum for the procedure; ``gain`` is law
+    less today, ``difference`` law less ordinary.
+    """
+
+    kl: float
+    today: Estimate
+    ordinary: Estimate
+    law: Estimate
+    gain: Estimate
+    difference: Estimate
+
+
+def worth(
+    correct_P: ArrayLike,
+    samples_P: ArrayLike,
+    procedure: str,
+    kls: Sequence[float],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+    clusters_P: ArrayLike | None = None,
+) -> list[Worth]:
+    """Return what policies trained on these verdicts could have on new responses to the prompts, at each of ``kls``.
+
+    They are the optima on stored rewards, as training has them, and lose nothing; on-policy training, which sees the
+    current rate, can have more. Means are by a mixture that takes rates below 1/(2K) as 0, so they err to the low side;
+    limits hold for all rates. Raises as `Counts`; DataError for fewer responses than the procedure draws; ConfigError
+    for a procedure that is not by rank, and a KL that is negative or not finite.
+    """
+    served = parse_procedure(procedure)
+    if rewinds(served):
+        raise ConfigError(f"what training is worth needs a procedure by rank; {procedure} compares with a threshold")
+    if not all(0.0 <= kl < np.inf for kl in kls):
+        raise ConfigError(f"a KL must be finite and not negative, found {list(kls)}")
+    counts = Counts(correct_P, samples_P, clusters_P, seed=seed)
+    right = [(np.arange(n) >= n - np.arange(n + 1)[:, None]).astype(float) for n in counts.sizes.tolist()]
+    exact = np.concatenate([(served.weights(some) * some).sum(axis=1) for some in right])
+    base = counts.of_rate(exact[:, None])
+    today = counts.estimate(exact, base, confidence=confidence)
+    trained = [_Trained(counts, shaped_for, served) for shaped_for in ("standard", procedure)]
+    found = []
+    for kl in kls:
+        ordinary, law = (policies.at(kl) for policies in trained)
+        values = [counts.estimate(exact, value, confidence=confidence) for value in (ordinary, law)]
+        more = [
+            counts.estimate(0.0 * exact, law - other, least=-1.0, confidence=confidence) for other in (base, ordinary)
+        ]
+        found.append(Worth(kl, today, *values, *more))
+    return found
+
+
+class _Trained:
+    """Policies that training gives with the optimum's rewards for one procedure, served by another."""
+
+    def __init__(self, counts: Counts, shaped_for: str, served: RankProcedure) -> None:
+        self.counts, self.served = counts, served
+        self.shifts = _shifts(tuple(counts.sizes.tolist()), shaped_for)
+        by_rate = np.array([self._by_rate(shift) for shift in self.shifts])
+        self.values, self.kls = (counts.shares @ by_rate @ counts.mixture).T  # means over prompts, by β
+
+    def _by_rate(self, shift_X: Array) -> tuple[Array, Array]:
+        """Return the served value and the KL by the rate: means over what may be stored."""
+        wrong = (1.0 - RATES) * np.exp(-shift_X)[:, None]
+        q = np.divide(RATES, RATES + wrong, out=np.zeros_like(wrong), where=RATES > 0.0)
+        kl = rel_entr(q, RATES) + rel_entr(1.0 - q, 1.0 - RATES)
+        return self.counts.of_rate(1.0 - self.served.distortion(1.0 - q)), self.counts.of_rate(kl)
+
+    def at(self, kl: float) -> Array:
+        """Return the value by the rate at ``kl``, or at what can be spent, less the price of what exceeds it.
+
+        The price is what a nat adds. So a mean KL that is off, as rates are not those of the mixture, changes little.
+        """
+        above = int(np.argmax(self.kls > kl))
+        if above == 0:
+            return self._by_rate(self.shifts[-1])[0]
+        between = slice(above - 1, above + 1)
+        (nats,), (gained,) = np.diff(self.kls[between]), np.diff(self.values[between])
+        share = (kl - self.kls[above - 1]) / nats
+        value, spent = self._by_rate((1.0 - share) * self.shifts[above - 1] + share * self.shifts[above])
+        return np.asarray(value - gained / nats * (spent - kl))
+
+
+@lru_cache(maxsize=64)
+def _shifts(sizes: tuple[int, ...], procedure: str) -> Array:
+    """Return what optima add to the log odds of a right response, (β, X), from nothing on; equal for all tables."""
+    taken = np.concatenate([(np.arange(n + 1) + 0.5) / (n + 1) for n in sizes])
+    shares, verdicts = np.stack([1.0 - taken, taken], axis=1), np.tile([0.0, 1.0], (taken.size, 1))
+    laws = Laws(shares, verdicts, verdicts, np.arange(taken.size), ranked(parse_procedure(procedure)), "reward")
+    return np.stack([0.0 * taken, *(-laws.solve(beta).g[:, 0] / beta for beta in BETAS)])
