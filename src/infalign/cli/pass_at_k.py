@@ -12,63 +12,80 @@ from infalign.core.errors import ConfigError
 
 PASS_AT_K_EPILOGUE = """\
 Examples:
-  infalign pass-at-k samples.csv
+  infalign pass-at-k logs/before.eval logs/after.eval
+  infalign pass-at-k lm_eval_output --check my_checker.py:check
   infalign pass-at-k samples.parquet --metric pass@1 --metric pass@64 --metric maj@8
   infalign pass-at-k a.jsonl b.jsonl --columns prompt=problem,reward=score
-  infalign pass-at-k graded.jsonl --threshold 0.99 --json
-  infalign pass-at-k runs.csv --plot pass-at-k.html
+  infalign pass-at-k runs.csv --plot pass-at-k.html --worth 0.05,0.1,0.2
 
-A row is one response with prompt_id, reward (1 right, 0 wrong, or graded) and,
-if there are several, model; answer for maj@k. Metrics are means over all sets
-of k responses per prompt, so they are unbiased. pass@k: at least one of k is
-right; pass^k: all are; maj@k: the most frequent answer is; avg@k, best-of-k and
-worst-of-k: the mean reward. Models are compared on the prompts that they share.
+Reads logs of inspect_ai, lm-eval, verl, TRL, verifiers, evalplus and garak, and
+tables: a row is a response with prompt_id, reward (1 right, 0 wrong, or graded)
+and, if there are several, model; answer for maj@k.
+
+Metrics are means over all sets of k responses per prompt, so they are unbiased.
+pass@k: at least one of k is right; pass^k: all are; maj@k: the most frequent
+answer is; avg@k, best-of-k and worst-of-k: the mean reward. pass@k for more
+responses than a prompt has is a model's claim, marked ≈, up to twice as many;
+beyond that there are only bounds. Models are compared on the prompts that they
+share. --worth: what training for pass@k on these responses could gain.
 """
 
 
 def pass_at_k(
-    *tables: Annotated[Path, Parameter(help="Tables (.parquet, .csv, .jsonl), logs, or folders of logs.")],
+    *files: Annotated[Path, Parameter(help="Logs, folders of logs, or tables: .parquet, .csv, .jsonl.")],
     metric: Annotated[list[str], Parameter(help="pass@8, pass^4, maj@5, avg@16, best-of-4. Repeatable.")] | None = None,
     columns: Annotated[str, Parameter(help="Which column is what: prompt=problem,reward=score_*,model=name.")] = "",
     score: Annotated[str | None, Parameter(help="Which of several scorers or metrics of a log.")] = None,
     check: Annotated[str | None, Parameter(help="Score the texts of a log by my_checker.py:check.")] = None,
     by: Annotated[str | None, Parameter(help="Measure the values of this column apart.")] = None,
+    cluster: Annotated[str | None, Parameter(help="Prompts with one value are variants: intervals over these.")] = None,
     against: Annotated[str | None, Parameter(help="Compare with this model only.")] = None,
     threshold: Annotated[float | None, Parameter(help="A response with at least this reward is right.")] = None,
     missing: Annotated[
         Literal["refuse", "omit", "wrong"], Parameter(help="What to do with samples without a reward.")
     ] = "refuse",
+    worth: Annotated[str | None, Parameter(help="KL budgets in nats: what training could gain, 0.05,0.1.")] = None,
     plot: Annotated[Path | None, Parameter(help="Write a figure, .png or .svg, or a page, .html.")] = None,
     confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
     seed: Annotated[int, WHOLE, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure pass@k, pass^k and majority votes, and compare models."""
+    """Measure pass@k, pass^k and majority votes in logs and tables, and compare models."""
     from infalign.evaluation.intervals import Confidence
-    from infalign.evaluation.measures import Measuring, measure, over_k, paired_differences
+    from infalign.evaluation.measures import Measuring, measure_all, over_k, training_worth
     from infalign.evaluation.table_files import Reading
     from infalign.integrations.logs import read_rewards
     from infalign.report.measured import ENDINGS, print_measured, write_measured
     from infalign.rewards.function import import_function
 
-    if not tables:
-        raise ConfigError("give one or more tables: infalign pass-at-k samples.csv")
+    if not files:
+        raise ConfigError("give logs or tables: infalign pass-at-k samples.csv")
     file = None if plot is None else new_file(plot, *ENDINGS)
     chosen = dict(choice.partition("=")[::2] for choice in columns.split(",") if choice)
-    reading = Reading(chosen, [by] if by else [], missing)
+    budgets = [] if worth is None else _budgets(worth)
+    reading = Reading(chosen, [name for name in (by, cluster) if name], missing)
     checker = None if check is None else import_function(check)
-    table = read_rewards(*tables, score=score, check=checker, reading=reading)
-    how = Measuring(threshold, by, Confidence(confidence, seed))
-
-    def found_of(metrics: list[str]) -> dict[str, object]:
-        apart = paired_differences(table, metrics, how, against=against) if len(table.models.names) > 1 else []
-        return {"metrics": measure(table, metrics, how), "differences": apart}
-
+    table = read_rewards(*files, score=score, check=checker, reading=reading)
+    how = Measuring(threshold, by, cluster, Confidence(confidence, seed))
     metrics = list(dict.fromkeys(metric or over_k(table)))
-    found = {"source": table.source, "confidence": confidence, **found_of(metrics), "notes": list(table.notes)}
+    found = {"source": table.source, "confidence": confidence, **measure_all(table, metrics, how, against)}
+    fewest = int(table.groups().sizes.min())
+    named = [int(name[5:]) for name in metric or () if name.startswith("pass@")]
+    served = max((k for k in named if k <= fewest), default=min(8, fewest))
+    found["worth"] = training_worth(table, served, budgets, how) if budgets else []
+    found["notes"] = list(table.notes)
     if file is not None:
-        write_measured(found, found_of(over_k(table, metrics[0].rstrip("0123456789"))), file)
+        family = over_k(table, metrics[0].rstrip("0123456789"))
+        further = [name for name in metrics if name.startswith("pass@") and name not in family]
+        write_measured(found, measure_all(table, [*family, *further], how, against), file)
     if as_json:
         print_json(found)
     else:
         print_measured(found, open_console())
+
+
+def _budgets(text: str) -> list[float]:
+    try:
+        return sorted({float(kl) for kl in text.split(",")})
+    except ValueError as error:
+        raise ConfigError(f"--worth takes KL budgets such as 0.05,0.1; found {text!r}") from error

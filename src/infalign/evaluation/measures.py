@@ -1,7 +1,8 @@
 """pass@k, majority votes and the best of k in tables of rewards, and their paired differences between models."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.evaluation.intervals import Confidence, Estimate
+from infalign.evaluation.intervals import Confidence, Estimate, of_clusters
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.reward_tables import RewardTable
 from infalign.evaluation.samples import chunks
@@ -43,11 +44,12 @@ def pass_at_k(
 @dataclass(frozen=True, slots=True)
 class Measuring:
     """How a table is measured: the ``threshold`` from which on a response is right, a column ``by`` whose values are
-    measured apart, and the intervals.
+    measured apart, a column ``cluster`` whose values are variants of one problem, for intervals, and the intervals.
     """
 
     threshold: float | None = None
     by: str | None = None
+    cluster: str | None = None
     confidence: Confidence = field(default_factory=Confidence)
 
     def parts(self, table: RewardTable) -> "Iterator[Part]":
@@ -69,23 +71,48 @@ class Part:
         self.rewards = rewards if how.threshold is None else (rewards >= how.threshold).astype(float)
         self.checked = bool(((self.rewards == 0.0) | (self.rewards == 1.0)).all())
 
-    def values(self, metric: Metric) -> Array:
-        """Return the metric of each prompt of each model, (G,). Raises as `measure`."""
-        if metric.of_right and not self.checked:
+    @property
+    def fewest(self) -> int:
+        """The fewest samples of a prompt."""
+        return int(self.groups.sizes.min())
+
+    @cached_property
+    def clusters(self) -> NDArray[np.int32] | None:
+        """The cluster of each prompt of each model. Raises DataError for a prompt with several."""
+        if self.how.cluster is None:
+            return None
+        labels = self.table.column(self.how.cluster)
+        codes = labels.codes[self.groups.order]
+        ends = np.maximum.reduceat(codes, self.groups.starts), np.minimum.reduceat(codes, self.groups.starts)
+        if (differ := ends[0] != ends[1]).any():
+            prompt = self.table.prompts.names[self.groups.prompts[differ.argmax()]]
+            raise DataError(
+                f"column {self.how.cluster} has several values for prompt {prompt!r}; a cluster has prompts"
+            )
+        return ends[0]
+
+    def right(self) -> Array:
+        """Return how many responses are right, (G,). Raises DataError for rewards that are not 0 or 1."""
+        if not self.checked:
             raise DataError(
                 f"{self.table.source}: the rewards are not all 0 or 1; give the threshold at which a response counts "
                 "as right, or measure best-of-K, worst-of-K or avg@K"
             )
-        counts_votes, groups = isinstance(metric.procedure, MajorityVote), self.groups
+        return np.asarray(np.add.reduceat(self.rewards, self.groups.starts))
+
+    def values(self, metric: Metric) -> Array:
+        """Return the metric of each prompt of each model, (G,). Raises as `measure`."""
+        votes_count, groups = isinstance(metric.procedure, MajorityVote), self.groups
+        right_G = self.right() if metric.of_right or self.checked else None
         answers = None
-        if counts_votes:  # answers are compared as numbers if all are, else as text
+        if votes_count:  # answers are compared as numbers if all are, else as text
             labels = self.table.column("answer")
             answers = np.array([*votes(labels.names), np.nan])[labels.codes][groups.order]
         values_G = np.empty(groups.sizes.size)
         for size in np.unique(groups.sizes):
             own = np.flatnonzero(groups.sizes == size)
-            if self.checked and not counts_votes:  # prompts with as many right have one value
-                right, which = np.unique(np.add.reduceat(self.rewards, groups.starts)[own], return_inverse=True)
+            if right_G is not None and not votes_count:  # prompts with as many right have one value
+                right, which = np.unique(right_G[own], return_inverse=True)
                 values = [metric.of_prompts(np.arange(size) >= size - c[:, None]) for c in _pieces(right, size)]
                 values_G[own] = np.concatenate(values)[which]
                 continue
@@ -94,19 +121,27 @@ class Part:
                 values_G[some] = metric.of_prompts(self.rewards[rows_GM], None if answers is None else answers[rows_GM])
         return values_G
 
-    def record(self, metric: Metric, values_P: Array, *, paired: bool = False) -> Record:
-        """Return the mean over prompts of a metric, or of its paired differences, with its interval."""
-        confidence, unit = self.how.confidence, "share" if self.checked else "reward"
-        of = confidence.of_differences if paired else confidence.of_shares
-        found = (of if self.checked else confidence.of)(values_P)
-        return {
-            "part": self.name,
-            "metric": metric.name,
-            "k": metric.k,
-            "unit": unit,
-            "prompts": len(values_P),
-            **found,
-        }
+    def about(self, metric: Metric, prompts: int) -> Record:
+        """Return what a record of a metric says besides its values."""
+        unit = "share" if self.checked else "reward"
+        return {"part": self.name, "metric": metric.name, "k": metric.k, "unit": unit, "prompts": prompts}
+
+    def interval(self, values_P: Array, own: NDArray[Any], *, paired: bool = False) -> Record:
+        """Return the mean of the values of the groups ``own``, or of their paired differences, with its interval."""
+        confidence = self.how.confidence
+        of_shares = confidence.of_differences if paired else confidence.of_shares
+        clusters = None if self.clusters is None else self.clusters[own]
+        return (of_shares if self.checked else confidence.of)(of_clusters(values_P, clusters))
+
+    def beyond(self, metric: Metric, own: NDArray[Any]) -> Record:
+        """Return pass@k of the groups ``own`` for more responses than a prompt has."""
+        from infalign.evaluation.extrapolation import extrapolate  # SciPy's optimizers take time to import
+
+        clusters = None if self.clusters is None else self.clusters[own]
+        level, seed = self.how.confidence.level, self.how.confidence.seed
+        counts = self.right()[own], self.groups.sizes[own]
+        (found,) = extrapolate(*counts, [metric.k], confidence=level, seed=seed, clusters_P=clusters)
+        return {key: found[key] for key in ("mean", "low", "high", "claim")}
 
 
 def measure(
@@ -115,17 +150,48 @@ def measure(
     """Return each of ``metrics``, such as ``pass@8``, of each model, with its interval over prompts.
 
     A record has the model, the metric, its ``mean`` with ``low`` and ``high``, the number of ``prompts`` and the
-    ``fewest`` and ``most`` samples of one. Raises DataError for rewards that are not 0 or 1 without a threshold, for
-    fewer samples than a metric needs, and for ``maj@k`` without answers; ConfigError for an unknown metric.
+    ``fewest`` and ``most`` samples of one. pass@k beyond the fewest samples n is no measurement, as its ``claim`` says:
+    that of a ``model`` up to 2n, and of ``bounds`` without a mean above (`extrapolate`). Raises DataError for rewards
+    that are not 0 or 1 without a threshold, for fewer samples than another metric needs, and for ``maj@k`` without
+    answers; ConfigError for an unknown metric.
     """
     records = []
     for part in (how or Measuring()).parts(RewardTable.of(rewards)):
         for metric in map(Metric.parse, metrics):
-            values_G = part.values(metric)
+            within = metric.k <= part.fewest or not metric.name.startswith("pass@")
+            values_G = part.values(metric) if within else None
             for code, model in enumerate(part.table.models.names):
-                own = part.groups.models == code
+                own = np.flatnonzero(part.groups.models == code)
                 sizes = {"fewest": int(part.groups.sizes[own].min()), "most": int(part.groups.sizes[own].max())}
-                records.append({"model": model, **sizes, **part.record(metric, values_G[own])})
+                found = (
+                    {"claim": "unbiased", **part.interval(values_G[own], own)}
+                    if values_G is not None
+                    else (part.beyond(metric, own))
+                )
+                records.append({"model": model, **sizes, **part.about(metric, own.size), **found})
+    return records
+
+
+def training_worth(
+    rewards: RewardTable | Sequence[ArrayLike] | Array, k: int, kls: Sequence[float], how: Measuring | None = None
+) -> list[Record]:
+    """Return pass@k today and what training for it could be worth at each KL, for each model (`worth`).
+
+    A record has the ``kl`` in nats, and with their intervals ``today``, ``ordinary`` RLHF, ``law``, that of Best-of-k,
+    its ``gain`` over today and its ``difference`` to ordinary RLHF. Raises as `worth` and `measure`.
+    """
+    from infalign.evaluation.worth import worth
+
+    records = []
+    for part in (how or Measuring()).parts(RewardTable.of(rewards)):
+        right_G, level, seed = part.right(), part.how.confidence.level, part.how.confidence.seed
+        for code, model in enumerate(part.table.models.names):
+            own = np.flatnonzero(part.groups.models == code)
+            clusters = None if part.clusters is None else part.clusters[own]
+            counts = right_G[own], part.groups.sizes[own]
+            found = worth(*counts, f"best-of-{k}", kls, confidence=level, seed=seed, clusters_P=clusters)
+            about = {"part": part.name, "model": model, "metric": f"pass@{k}", "k": k, "prompts": own.size}
+            records += [{**about, **asdict(one)} for one in found]
     return records
 
 
@@ -148,22 +214,36 @@ def paired_differences(
         pairs = [(name, other) for name in names if name != other]
     records = []
     for part in (how or Measuring()).parts(table):
-        models, groups = part.table.models.names, part.groups
+        models, groups = list(part.table.models.names), part.groups
+        place_MP = np.full((len(models), len(part.table.prompts.names)), -1)
+        place_MP[groups.models, groups.prompts] = np.arange(groups.sizes.size)
         for metric in map(Metric.parse, metrics):
-            values_MP = np.full((len(models), len(part.table.prompts.names)), np.nan)
-            values_MP[groups.models, groups.prompts] = part.values(metric)
-            of_model = dict(zip(models, values_MP, strict=True))
+            values_G = part.values(metric)
             for name, other in pairs:
-                if name not in of_model or other not in of_model:
+                if name not in models or other not in models:
                     continue
-                apart_P = of_model[name] - of_model[other]
-                shared = np.isfinite(apart_P)
-                alone = int((np.isfinite(of_model[name]) | np.isfinite(of_model[other])).sum() - shared.sum())
-                if shared.sum() < 2:
-                    raise DataError(f"{name} and {other} share {shared.sum()} prompts; a difference needs at least 2")
-                found = part.record(metric, apart_P[shared], paired=True)
-                records.append({"model": name, "against": other, "alone": alone, **found})
+                ours, theirs = place_MP[models.index(name)], place_MP[models.index(other)]
+                both = (ours >= 0) & (theirs >= 0)
+                if both.sum() < 2:
+                    raise DataError(f"{name} and {other} share {both.sum()} prompts; a difference needs at least 2")
+                found = part.interval(values_G[ours[both]] - values_G[theirs[both]], ours[both], paired=True)
+                alone = int(((ours >= 0) | (theirs >= 0)).sum() - both.sum())
+                about = {"model": name, "against": other, "alone": alone, **part.about(metric, int(both.sum()))}
+                records.append(about | found)
     return records
+
+
+def measure_all(
+    table: RewardTable, metrics: Sequence[str], how: Measuring, against: str | None = None
+) -> dict[str, list[Record]]:
+    """Return what `measure` finds and, for several models and where there is a measurement, `paired_differences`."""
+    found = measure(table, metrics, how)
+    measured = [m for m in metrics if all(r["claim"] == "unbiased" for r in found if r["metric"] == m)]
+    several = len(table.models.names) > 1
+    return {
+        "metrics": found,
+        "differences": paired_differences(table, measured, how, against=against) if several else [],
+    }
 
 
 def over_k(table: RewardTable, kind: str = "pass@") -> list[str]:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.data.expansion import check_expansion
 from infalign.data.files import read_rows
-from infalign.data.parquet import check_declared_size
 from infalign.evaluation.reward_tables import Labels, RewardTable
 from infalign.method.calibration import Array, as_rewards, not_a_number
 
@@ -95,8 +95,9 @@ def read_reward_table(path: str | Path, reading: Reading | None = None) -> Rewar
 
 def _read_columns(path: Path, reading: Reading) -> RewardTable:
     """Return the rewards of a Parquet file whose columns are as they should be. Raises ValueError for others."""
-    check_declared_size(path)
-    names = pq.read_schema(path).names
+    about = pq.read_metadata(path)
+    check_expansion(path, 4 * about.num_rows)  # texts are read as numbers, one for each that differs
+    names = about.schema.to_arrow_schema().names
     roles, notes = reading.roles(names)
     used = {role: columns[0] for role, columns in roles.items() if columns}
     if any(len(columns) > 1 for columns in roles.values()) or not {"prompt", "reward"} <= set(used):

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from infalign.core.display import (
@@ -15,6 +16,7 @@ from infalign.core.display import (
     amount,
     gain,
     heading,
+    number,
     panels,
     plain_table,
     ratio,
@@ -46,20 +48,44 @@ def shown_tables(found: Numbers) -> Iterator[Shown]:
     metrics, apart = found["metrics"], found["differences"]
     shares = metrics[0]["unit"] == "share"
     about = f"{_range(metrics, 'prompts')} prompts × {_range(metrics, 'fewest', 'most')} samples"
-    yield from _grids(
-        "How often a response is right, %" if shares else "Mean reward",
-        about,
-        metrics,
-        share if shares else amount,
-        PER_TABLE,
-    )
+    title = "How often a response is right, %" if shares else "Mean reward"
+    yield from _grids(title, about, metrics, _share if shares else amount, PER_TABLE)
     if apart:
         about = f"{_range(apart, 'prompts')} shared prompts"
         if alone := max(record["alone"] for record in apart):
             about += f"; up to {alone:,} that only one of two models has are left out"
-        yield from _grids(
-            f"Paired differences{', points' * shares}", about, apart, gain if shares else ratio, PER_TABLE - 1
-        )
+        title = f"Paired differences{', points' * shares}"
+        yield from _grids(title, about, apart, gain if shares else ratio, PER_TABLE - 1)
+    for (row, name), records in _by_model(found["worth"]):
+        columns = ("KL, nats", "ordinary RLHF", f"for {name}", "difference")
+        rows = [(f"{r['kl']:g}", share(r["ordinary"]), share(r["law"]), gain(r["difference"])) for r in records]
+        about = f"today {share(records[0]['today'])}; most that a policy trained on these responses can have"
+        yield Shown(f"What training for {name} is worth, %: {row}", about, columns, rows)
+
+
+def _by_model(records: Sequence[Numbers]) -> Iterator[tuple[tuple[str, str], list[Numbers]]]:
+    yield from ((key, list(own)) for key, own in groupby(records, lambda record: (row_name(record), record["metric"])))
+
+
+def _share(record: Numbers) -> str:
+    """Return a share; one that a model claims is marked, and where there are only bounds, these."""
+    if record["claim"] == "bounds":
+        return f"{number(100 * record['low'], '.1f')} to {number(100 * record['high'], '.1f')}"
+    return ("≈" if record["claim"] == "model" else "") + share(record)
+
+
+def remarks(found: Numbers) -> Iterator[str]:
+    """Yield sentences on what the numbers mean."""
+    yield from found["notes"]
+    claims = {record["claim"] for record in found["metrics"]}
+    if "model" in claims:
+        yield "≈: for more responses than a prompt has, by rates that fit the counts; the interval holds for any rates."
+    if "bounds" in claims:
+        yield "a to b: for more than twice as many responses as a prompt has there are only bounds."
+    for (row, name), records in _by_model(found["worth"]):
+        if not any(record["difference"]["low"] > 0 for record in records):
+            most = 100 * max(record["difference"]["high"] for record in records)
+            yield f"{row}: no gain over ordinary RLHF is shown for {name}; at most {most:.1f} points are possible."
 
 
 def _range(records: Sequence[Numbers], least: str, most: str | None = None) -> str:
@@ -97,14 +123,14 @@ def print_measured(found: Numbers, console: Console) -> None:
         for row in shown.rows:
             table.add_row(*row)
         console.print(table)
-    for note in found["notes"]:
-        say(console, note, wrap=True)
+    for sentence in remarks(found):
+        say(console, sentence, wrap=True)
 
 
 def write_measured(found: Numbers, curve: Numbers, path: Path) -> None:
     """Write the figure as PNG or SVG, or as a page with the tables, as the ending of ``path`` says."""
     with style("figures and pages need"):
-        figure = draw_measured(curve)
+        figure = draw_measured(curve, found["worth"])
         if path.suffix != ".html":
             save(figure, path)
             return
@@ -112,30 +138,50 @@ def write_measured(found: Numbers, curve: Numbers, path: Path) -> None:
             save(figure, image := Path(folder) / "figure.svg")
             svg = image.read_text(encoding="utf-8")
     page = html_template("measured.html.j2")
-    write_text(path, page.render(found=found, tables=shown_tables(found), svg=svg[svg.index("<svg") :]))
+    write_text(
+        path, page.render(found=found, tables=shown_tables(found), remarks=remarks(found), svg=svg[svg.index("<svg") :])
+    )
 
 
-def draw_measured(curve: Numbers) -> Any:
-    """Return the figure of a metric of k over k, and of the paired differences if there are any."""
+def draw_measured(curve: Numbers, worth: Sequence[Numbers] = ()) -> Any:
+    """Return the figure of a metric of k over k, of the paired differences, and of pass@k over KL, if there are any."""
     parts = [(title, curve[title]) for title in ("metrics", "differences") if curve[title]]
-    figure, grid = panels(1, len(parts), (5.2 * len(parts), 3.8))
-    for (title, records), axes in zip(parts, [grid] if len(parts) == 1 else grid, strict=True):
-        names = list(dict.fromkeys(map(row_name, records)))
-        for name, (color, marker) in zip(names, cycle(LOOKS), strict=False):
+    figure, grid = panels(1, len(parts) + bool(worth), (5.2 * (len(parts) + bool(worth)), 3.8))
+    row = np.atleast_1d(grid)
+    for (title, records), axes in zip(parts, row, strict=False):
+        first = records[0]
+        scale = 100 if first["unit"] == "share" else 1
+        for name, (color, marker) in _looks(records):
             own = [record for record in records if row_name(record) == name]
-            scale = 100 if own[0]["unit"] == "share" else 1
-            mean, low, high = ([scale * record[key] for record in own] for key in ("mean", "low", "high"))
             ks = [record["k"] for record in own]
+            low, high = ([scale * record[key] for record in own] for key in ("low", "high"))
             axes.fill_between(ks, low, high, color=color, alpha=0.15, linewidth=0)
-            label = " " + name.replace("$", r"\$")  # not read as mathematics, nor hidden for an underscore in front
-            axes.plot(ks, mean, color=color, marker=marker, markersize=3.5, label=label)
+            mean = [np.nan if record["mean"] is None else scale * record["mean"] for record in own]
+            axes.plot(ks, mean, color=color, marker=marker, markersize=3.5, label=_label(name))
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        first = records[0]
         kind, unit = first["metric"].removesuffix(str(first["k"])), {"share": ", %"}.get(first["unit"], "")
         axes.set(xlabel="k", ylabel=f"{kind}k{unit}" if title == "metrics" else f"paired difference of {kind}k")
         if title == "differences":
             axes.axhline(0, color=QUIET, linewidth=0.8)
         axes.legend()
+    for name, (color, marker) in _looks(worth):
+        own = [record for record in worth if row_name(record) == name]
+        kls = [0.0, *(record["kl"] for record in own)]
+        for what, line in (("ordinary", "--"), ("law", "-")):
+            ends = [own[0]["today"], *(record[what] for record in own)]
+            mean, low, high = ([100 * end[key] for end in ends] for key in ("mean", "low", "high"))
+            row[-1].plot(kls, mean, line, color=color, marker=marker, markersize=3.5, label=_label(f"{name}, {what}"))
+            row[-1].fill_between(kls, low, high, color=color, alpha=0.08, linewidth=0)
+        row[-1].set(xlabel="KL to the model, nats", ylabel=f"{own[0]['metric']} after training at best, %")
+        row[-1].legend()
     return figure
+
+
+def _looks(records: Sequence[Numbers]) -> Iterator[tuple[str, tuple[str, str]]]:
+    return zip(dict.fromkeys(map(row_name, records)), cycle(LOOKS), strict=False)
+
+
+def _label(name: str) -> str:
+    return " " + name.replace("$", r"\$")  # not read as mathematics, nor hidden for an underscore in front
