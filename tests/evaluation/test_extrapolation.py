@@ -7,7 +7,7 @@ from scipy.stats import betabinom, binom
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.extrapolation import RATES, Counts, extrapolate
 from infalign.evaluation.intervals import estimate, of_clusters
-from infalign.evaluation.pass_at_k import pass_rates
+from infalign.evaluation.measures import measure
 
 CORRECT, SAMPLES = [0, 0, 1, 3, 4, 8, 2, 5, 0, 7], [4, 8, 8, 8, 4, 8, 16, 16, 16, 16]
 
@@ -18,7 +18,8 @@ def test_up_to_the_fewest_samples_it_is_the_unbiased_pass_rate(k: int) -> None:
     rewards = [np.arange(n) < c for c, n in zip(CORRECT, SAMPLES, strict=True)]
     measured = extrapolate(CORRECT, SAMPLES, [k])[0]
     assert measured.pop("claim") == "unbiased"
-    assert measured == pytest.approx(pass_rates(rewards, [f"pass@{k}"])[0])
+    (expected,) = measure(rewards, [f"pass@{k}"])
+    assert measured == pytest.approx({key: expected[key] for key in measured})
 
 
 @pytest.mark.parametrize(("a", "b", "n"), [(1.0, 1.0, 4), (0.5, 2.0, 16), (5.0, 1.0, 16)])

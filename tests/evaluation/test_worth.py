@@ -6,7 +6,7 @@ from scipy.stats import beta, binom
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.extrapolation import RATES, Counts
-from infalign.evaluation.pass_at_k import pass_rates
+from infalign.evaluation.measures import measure
 from infalign.evaluation.worth import _Trained, worth
 from infalign.method.optimum import Optimal
 from infalign.method.procedures import BestOfN
@@ -53,7 +53,7 @@ def test_at_no_kl_it_is_the_unbiased_pass_rate_and_gains_nothing() -> None:
     """For prompts with different numbers of responses."""
     correct, samples = [0, 3, 8, 1, 0, 9], [8, 8, 8, 16, 16, 16]
     rewards = [np.arange(n) < c for c, n in zip(correct, samples, strict=True)]
-    today = pass_rates(rewards, ["pass@8"])[0]
+    today = measure(rewards, ["pass@8"])[0]
     none = worth(correct, samples, "best-of-8", [0.0])[0]
     for limits in (none.today, none.ordinary, none.law):
         assert limits.as_dict() == pytest.approx({name: today[name] for name in ("mean", "low", "high")})

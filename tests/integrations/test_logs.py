@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.evaluation.pass_at_k import pass_rates
+from infalign.evaluation.measures import measure
 from infalign.integrations.logs import Log, read_log
 
 HERE = Path(__file__).parents[1] / "logs"
@@ -57,7 +57,7 @@ def by_prompt(log: Log) -> dict[str, dict[str, list[float]]]:
 def metric(rewards: dict[str, list[float]], name: str) -> float:
     """Return a metric over the prompts with responses enough for it, as tools leave out the others."""
     k = int(name.rpartition("@")[2])
-    return pass_rates([row for row in rewards.values() if len(row) >= k], [name])[0]["mean"]
+    return measure([row for row in rewards.values() if len(row) >= k], [name])[0]["mean"]
 
 
 @needs_inspect

@@ -178,3 +178,14 @@ def test_what_cannot_be_asked_is_refused() -> None:
         optimum(np.empty((0, 4)), "best-of-2", beta=0.1)
     with pytest.raises(ConfigError, match=r"0\.3 nats for best-of-100000 cannot be computed; lower the KL"):
         optimum([[0, 0, 0, 1]], "best-of-100000", kl=0.3)
+
+
+def test_prompts_may_have_different_numbers_of_rollouts() -> None:
+    """Each has the law that it has beside prompts with as many, at the one β of all."""
+    rewards = [[0, 0, 0, 1], [0, 1], [1, 0, 0, 0, 0, 1], [0, 1]]
+    best = optimum(rewards, "best-of-4", kl=0.2)
+    for row, law, shaped in zip(rewards, best.laws_PK, best.shaped_PK, strict=True):
+        alone = optimum([row], "best-of-4", beta=best.beta)
+        assert law == pytest.approx(alone.laws_PK[0])
+        assert shaped == pytest.approx(alone.shaped_PK[0])
+    assert best.kl == pytest.approx(0.2)

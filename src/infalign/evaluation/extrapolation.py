@@ -152,7 +152,7 @@ def extrapolate(
     seed: int = 0,
     clusters_P: ArrayLike | None = None,
 ) -> list[dict[str, Any]]:
-    """Return pass@k for each of ``ks``, also beyond the samples, as records like those of `pass_rates`; seeded.
+    """Return pass@k for each of ``ks``, also beyond the samples, as records like those of `measure`; seeded.
 
     ``claim`` says what the mean is: ``unbiased`` up to the fewest samples n of a prompt; up to 2n that of a ``model``,
     a mixture of rates that fits; beyond, ``bounds``, where it is None. Limits need no model. Raises as `Counts`.

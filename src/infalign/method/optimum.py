@@ -8,9 +8,10 @@ reward.
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,7 +75,7 @@ class Optimal:
 def _solved_law(shaping: Optimal, sorted_references: bytes) -> "tuple[Laws, _Solved]":
     """Return the law of one prompt and its optimum; a pair has K + 1 laws, however many prompts there are."""
     references_K = np.frombuffer(sorted_references)
-    laws = Laws.of(references_K[None], shaping.procedure, shaping.objective, shaping.pair)
+    laws = Laws.of([references_K], shaping.procedure, shaping.objective, shaping.pair)
     return laws, laws.solve(shaping.beta)
 
 
@@ -97,7 +98,7 @@ class Optimum:
 
 
 def optimum(
-    rewards_PK: ArrayLike,
+    rewards_PK: ArrayLike | Sequence[ArrayLike],
     procedure: RankProcedure | str,
     *,
     kl: float | None = None,
@@ -107,6 +108,7 @@ def optimum(
 ) -> Optimum:
     """Return the policy that maximizes the mean of J − β·KL on K stored rewards of each of P prompts, exact for ties.
 
+    Where K differs between prompts, ``laws_PK`` and ``shaped_PK`` are object arrays with a row of K for each prompt.
     Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards are equal at 0. ``objective``
     is the expected served reward or the win rate against the reference served alike; for 0/1 rewards they have the same
     optima (β of the win rate is half as large) and the first is the default. ``smoothed`` takes (c + ½)/(K + 1) for the
@@ -122,12 +124,12 @@ def optimum(
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     if rewinds(served):
         raise ConfigError(f"the optimum needs a procedure by rank; {served.name} compares with a threshold")
-    rewards = as_rewards(rewards_PK)
-    if rewards.ndim != 2 or not len(rewards) or rewards.shape[1] < 2 or not np.isfinite(rewards).all():
-        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {rewards.shape}")
+    rewards = [as_rewards(row) for row in cast(Sequence[ArrayLike], rewards_PK)]
+    if not rewards or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rewards):
+        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {np.shape(rewards[:1])}")
     if objective not in (None, *(known := get_args(Objective))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
-    values = np.unique(rewards)
+    values = np.unique(np.concatenate(rewards))
     pair = (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
     if objective is None:
         if values.size > 2:
@@ -140,12 +142,12 @@ def optimum(
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
         raise ConfigError(f"beta must be positive and finite, found {beta}")
-    laws = Laws.of(np.sort(rewards, axis=1), served, objective, pair if smoothed else None)
+    laws = Laws.of([np.sort(row) for row in rewards], served, objective, pair if smoothed else None)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
     solved = laws.solve(found_beta)
     rows = list(zip(rewards, laws.of_prompt, strict=True))
-    shaped_PK = np.stack([laws.at(row, law, solved) for row, law in rows])
-    laws_PK = np.stack([laws.shared(row, solved.q[law], law) for row, law in rows])
+    shaped_PK = _stacked([laws.at(row, law, solved) for row, law in rows])
+    laws_PK = _stacked([laws.shared(row, solved.q[law], law) for row, law in rows])
     shaping = Optimal(served, found_beta, objective, pair)
     of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value, laws.served(laws.p, laws.w)
     spent, largest_kl, value, reference_value = map(laws.mean, of_laws)
@@ -183,10 +185,17 @@ class Laws:
     objective: Objective
 
     @classmethod
-    def of(cls, sorted_PK: Array, procedure: RankProcedure, objective: Objective, pair: Pair | None) -> "Laws":
+    def of(
+        cls, sorted_rows: Sequence[Array], procedure: RankProcedure, objective: Objective, pair: Pair | None
+    ) -> "Laws":
         """Return the laws of prompts with sorted rewards, smoothed where these are of a ``pair``."""
-        rows, of_prompt = np.unique(sorted_PK, axis=0, return_inverse=True)
-        classes = [_classes(row, pair) for row in rows]
+        classes: list[tuple[Array, Array]] = []
+        sizes, of_prompt = np.array([row.size for row in sorted_rows]), np.empty(len(sorted_rows), np.intp)
+        for size in np.unique(sizes):
+            own = np.flatnonzero(sizes == size)
+            rows, which = np.unique(np.stack([sorted_rows[int(i)] for i in own]), axis=0, return_inverse=True)
+            of_prompt[own] = len(classes) + which.ravel()
+            classes += [_classes(row, pair) for row in rows]
         width = max(len(shares) for _, shares in classes)
         values = np.stack([np.pad(each, (width - len(each), 0), mode="edge") for each, _ in classes])
         p = np.stack([np.pad(each, (width - len(each), 0)) for _, each in classes])
@@ -195,7 +204,7 @@ class Laws:
             up_to = procedure.distortion(np.minimum(p.cumsum(axis=1), 1.0))
             w = (up_to + np.pad(up_to, ((0, 0), (1, 0)))[:, :-1]) / 2.0
             w = np.where(p > 0, w, np.take_along_axis(w, (p > 0).argmax(axis=1)[:, None], axis=1))
-        return cls(p, values, w, of_prompt.ravel(), procedure, objective)
+        return cls(p, values, w, of_prompt, procedure, objective)
 
     def solve(self, beta: float) -> _Solved:
         """Return the optimum of every law at ``beta``."""
@@ -291,6 +300,15 @@ class Laws:
         positive = self._rest(log_z, every, beta) > 0
         law, point = np.nonzero(positive[:, 1:] != positive[:, :-1])
         return law, log_z[law, point], log_z[law, point + 1]
+
+
+def _stacked(rows: Sequence[Array]) -> Array:
+    """Return rows as a matrix, or as an object array where they differ in length."""
+    if len({row.size for row in rows}) == 1:
+        return np.stack(rows)
+    found = np.empty(len(rows), object)
+    found[:] = rows
+    return found
 
 
 def _classes(rewards_K: Array, pair: Pair | None) -> tuple[Array, Array]:
