@@ -3,13 +3,14 @@
 `paths`: draws, scores and the start of training, each beside its definition, and a run that is killed and continued.
 `recipes`: `demo` (a checker) and `preferences` (a learned reward) on the GPU and on this machine's CPU at once; FOLDER
 keeps them. `shapes`: tokens per second and memory for random weights of 135 M, 0.6 B and 1.7 B parameters (trained
-whole, as an adapter, as a guide), and memory for 4 B. Prints a table; exits with 1 where something fails. A part is to
-take six minutes at most on one H100, where it has never run. Without a GPU all is done on the CPU, with shapes so small
-that only the script is tried. A machine that has torch, peft, pyarrow and matplotlib needs besides:
+whole, as an adapter, as a guide), and memory for 4 B; draws are of 16 prompts × 64. Prints a table; exits with 1 where
+something fails. On one H100 they take some three, eight and three minutes. Without a GPU all is done on the CPU, with
+shapes so small that only the script is tried. A machine that has torch, peft, pyarrow and matplotlib needs besides:
 
     pip download --no-deps --only-binary=:all: --python-version 3.12 --dest wheels transformers==5.23.0 trl==1.16.0 \
         datasets multiprocess dill pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection \
-        ruamel.yaml cyclopts docstring-parser rich-rst docutils huggingface-hub httpx2 httpcore2 truststore
+        ruamel.yaml cyclopts docstring-parser rich-rst docutils huggingface-hub httpx2 httpcore2 truststore \
+        typing-extensions idna h11 anyio fsspec click attrs filelock
     pip install --no-deps wheels/*.whl && PYTHONPATH=src python benchmarks/gpu.py paths FOLDER
 """
 
@@ -36,13 +37,14 @@ from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.rewards.classifier import ClassifierReward
-from infalign.sampling.engine import Engine, Response, Sampling
+from infalign.sampling.engine import Engine, Prompt, Response, Sampling
+from infalign.sampling.rollouts import SHARD_PROMPTS
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDING = {"float32": 1e-4, "bfloat16": 5e-2}  # nats per token, between two ways to compute the same
-PROMPT, RESPONSE, K, PROMPTS = (256, 128, 64, 4) if DEVICE == "cuda" else (16, 16, 4, 2)
+PROMPT, RESPONSE, DRAWN, K, PROMPTS = (256, 128, 32, 64, 4) if DEVICE == "cuda" else (16, 16, 8, 4, 2)  # DRAWN: tokens
 SIZES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size"
 SHAPES = {  # SmolLM2's and Qwen3's
     "135M": (576, 1536, 30, 9, 3, 64, 49152),
@@ -57,6 +59,12 @@ Works = dict[str, Callable[[], str]]
 ENGINES = SharedPrefixEngine, TransformersEngine
 DATA = {"demo": "[{sums: 10000}]", "preferences": "[{world: 500}]"}
 SMALL = "rollout.prompts=96 rollout.k=16 evaluate.prompts=24 evaluate.samples=64 evaluate.max_n=16 allow_worthless=true"
+FIT = "fit: &fit {batch_size: 64, device_batch_size: 16, bf16: true, gradient_checkpointing: true, lora: {rank: 4}}"
+LAW = "transform: optimal, kl_budget: 0.05"
+MIXED = (  # what the recipes of 4 B parameters ask of a GPU
+    "compute.dtype=bfloat16",
+    f"policies={{offline: {{{LAW}, solver: qrpo, {FIT}}}, online: {{{LAW}, solver: rloo, generations: 8, fit: *fit}}}}",
+)
 
 
 class Small:
@@ -109,12 +117,12 @@ class Small:
         return self.near(*(ClassifierReward.load(str(folder), device=on, dtype=dtype)(*rows) for on, dtype in devices))
 
 
-def infalign(recipe: str, folder: Path, device: str, *, small: bool) -> "subprocess.Popen[bytes]":
-    """Start a run, of few rows if it is ``small``."""
+def infalign(recipe: str, folder: Path, device: str, *more: str, small: bool) -> "subprocess.Popen[bytes]":
+    """Start a run, of few rows if it is ``small``, with more changes of its recipe."""
     processes = 1 if small or device == "cuda" else 4
     changes = [f"run_dir={folder}", f"compute.device={device}", f"compute.processes={processes}"]
     changes += [f"data.sources={DATA[recipe]}", *SMALL.split()] if small else []
-    words = [word for change in changes for word in ("--set", change)]
+    words = [word for change in [*changes, *more] for word in ("--set", change)]
     with folder.with_suffix(".log").open("ab") as log:
         return subprocess.Popen([sys.executable, "-m", "infalign", "run", recipe, *words], stdout=log, stderr=log)
 
@@ -132,6 +140,17 @@ def killed_and_continued(folder: Path) -> str:
     return "continued, nothing trained twice"
 
 
+def in_bfloat16(folder: Path) -> str:
+    """Train adapters in mixed precision with checkpointed gradients, offline and on-policy, and evaluate them."""
+    assert infalign("demo", folder, DEVICE, *MIXED, small=True).wait() == 0, f"see {folder}.log"
+    kls = [
+        (policy, found["kl"]["mean"])
+        for policy, found in json.loads((folder / "results.json").read_text())["policies"].items()
+    ]
+    assert all(np.isfinite(kl) for _, kl in kls), kls
+    return ", ".join(f"{policy} {kl:.3f} nats" for policy, kl in kls)
+
+
 def paths(folder: Path) -> Works:
     """Return the paths on a small model."""
     works: Works = {}
@@ -140,7 +159,9 @@ def paths(folder: Path) -> Works:
         works |= {f"draws, {kind.__name__}, {dtype}": partial(small.engine, kind) for kind in ENGINES}
         works |= {f"{form}, {dtype}": partial(small.start, form) for form in (*FORMS, "guide on states")}
         works[f"scores, {dtype}"] = small.scores
-    return works | {"a run that was killed": partial(killed_and_continued, folder / f"killed-{time.time_ns()}")}
+    now = time.time_ns()
+    works["adapters in bfloat16, offline and on-policy"] = partial(in_bfloat16, folder / f"bfloat16-{now}")
+    return works | {"a run that was killed": partial(killed_and_continued, folder / f"killed-{now}")}
 
 
 def recipes(folder: Path) -> Works:
@@ -179,9 +200,10 @@ def measured(name: str, form: str) -> str:
     autocast = torch.autocast(DEVICE, torch.bfloat16)
     if name != LARGEST:
         tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
-        engine, drawn = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE)), list[list[Response]]()
+        engine, drawn = SharedPrefixEngine(model, tokenizer, Sampling(DRAWN)), list[list[Response]]()
+        draws = [(Prompt(str(shard), asked[shard % PROMPTS]), i) for shard in range(SHARD_PROMPTS) for i in range(K)]
         with autocast:
-            seconds = guides.fastest(lambda: drawn.append(engine.sample(asked[0], "p", range(K))))
+            seconds = guides.fastest(lambda: drawn.append(engine.sample_together(draws)))
         said.append(f"draws {sum(len(response.token_ids) for response in drawn[0]) / seconds:,.0f} tokens/s")
     responses = torch.randint(3, sizes["vocab_size"], (8 * PROMPTS, RESPONSE)).tolist()
     batch = PackedBatch.pack([asked[i // 8] for i in range(8 * PROMPTS)], responses).to(DEVICE)

@@ -45,6 +45,8 @@ PROMPT_WORDS, VOCABULARY, POLICIES = 30, 2048, ("aware", "plain")
 class Synthetic:
     """An engine that draws from a few thousand made-up responses: the same for the same prompt and number."""
 
+    device_type = "cpu"
+
     def __init__(self) -> None:
         from infalign.sampling.engine import Response
 

@@ -25,9 +25,13 @@ EOS = 4095
 class Untold:
     """A tokenizer for a vocabulary without text."""
 
-    eos_token_id = EOS
+    bos_token_id = eos_token_id = pad_token_id = EOS
 
-    def batch_decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+    def get_vocab(self) -> dict[str, int]:
+        """Return a name for each token."""
+        return {str(token): token for token in range(EOS + 1)}
+
+    def batch_decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return an empty text for each response."""
         return [""] * len(ids)
 

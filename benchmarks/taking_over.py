@@ -20,14 +20,14 @@ from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import MESSAGES, prompt_id
 from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_shard, score_to
-from infalign.sampling.engine import Response
+from infalign.sampling.engine import Engine, Response
 from infalign.sampling.prompts import PromptTable, rollout_progress
 from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, find_rollouts, shard_path
 
 K = 100
 
 
-class Noise:
+class Noise(Engine):
     """An engine that says random words."""
 
     def __init__(self, tokens: int) -> None:

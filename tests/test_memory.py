@@ -22,7 +22,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute, Fit
 from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_to
-from infalign.sampling.engine import Prompt, Response
+from infalign.sampling.engine import Engine, Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
 from infalign.training.callbacks import TrimHeap
 from infalign.training.common import run_training, trainer_config
@@ -31,7 +31,7 @@ from infalign.training.output_folder import Target
 K = 8
 
 
-class Long:
+class Long(Engine):
     """An engine of long responses that say to which prompt and under which number they were given."""
 
     def __init__(self, words: int) -> None:

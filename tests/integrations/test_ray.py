@@ -27,7 +27,7 @@ from infalign.recipe.reading import load_recipe
 from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_shard
 from infalign.rewards.settings import RewardSource
-from infalign.sampling.engine import Response
+from infalign.sampling.engine import Engine, Response
 from infalign.sampling.prompts import PromptTable
 from infalign.sampling.rollouts import draw_shard, shard_path
 from infalign.steps.run import Run
@@ -258,7 +258,7 @@ def test_what_a_run_refuses_is_refused_before_anything_is_drawn(
         on_cluster(recipe, actors=1, gpus=0, cpus=None, console=Console(file=io.StringIO()))
 
 
-class Parrot:
+class Parrot(Engine):
     """An engine that says the number of each rollout."""
 
     def sample_together(self, draws: Any) -> list[Response]:

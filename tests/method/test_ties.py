@@ -174,7 +174,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
         optimum([[0.0, np.nan]], BestOfN(4), kl=0.1)
     with pytest.raises(ConfigError, match=r"unknown objective 'rewad'; known: reward, win-rate"):
         optimum(CHECKED, "best-of-2", beta=0.1, objective="rewad")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"prompts × 2 rollouts or more, found \(0, 4\)"):
+    with pytest.raises(DataError, match="prompts × 2 rollouts or more, found no prompts"):
         optimum(np.empty((0, 4)), "best-of-2", beta=0.1)
     with pytest.raises(ConfigError, match=r"0\.3 nats for best-of-100000 cannot be computed; lower the KL"):
         optimum([[0, 0, 0, 1]], "best-of-100000", kl=0.3)

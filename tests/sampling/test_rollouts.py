@@ -19,7 +19,7 @@ from tiny_models import EOS, PROMPT, tiny, words
 from infalign.core.errors import ConfigError, DataError
 from infalign.models.pretrained import load_policy
 from infalign.sampling import rollouts
-from infalign.sampling.engine import Draw, Prompt, Response, Sampling
+from infalign.sampling.engine import Draw, Engine, Prompt, Response, Sampling
 from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
@@ -192,7 +192,7 @@ def test_a_response_has_a_token() -> None:
 # Storage
 
 
-class Interrupted:
+class Interrupted(Engine):
     """An engine that stops after ``limit`` batches."""
 
     def __init__(self, engine: SharedPrefixEngine, limit: int) -> None:
@@ -257,6 +257,29 @@ def test_a_draw_that_is_stopped_between_prompts_has_the_batches_of_a_whole_one(
     draw(engine, prompts, 30, tmp_path / "stopped", on_progress=silent)
     assert batches == whole
     assert [len(batch) for batch in whole] == [120] * 5
+
+
+class Sizes(Engine):
+    """An engine on some device, which notes how many responses it is asked for at once."""
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type, self.sizes = device_type, Counter[int]()
+
+    def sample_together(self, draws: Sequence[tuple[Prompt, int]]) -> list[Response]:
+        self.sizes[len(draws)] += 1
+        return [Response((1,), "", "length", -1.0) for _ in draws]
+
+
+@pytest.mark.parametrize(
+    ("device_type", "k", "sizes"), [("cpu", 32, {128: 8}), ("cuda", 32, {512: 2}), ("cuda", 100, {800: 4})]
+)
+def test_a_gpu_draws_eight_times_as_many_responses_at_once(
+    tmp_path: Path, device_type: str, k: int, sizes: dict[int, int]
+) -> None:
+    """128 on a CPU, 1,024 on a GPU at most, of 1, 2, 4, 8 or all 16 prompts of a shard."""
+    engine = Sizes(device_type)
+    draw(engine, [Prompt(str(i), [5]) for i in range(32)], k, tmp_path, on_progress=silent)
+    assert engine.sizes == sizes
 
 
 def test_k_grows_without_redrawing(tmp_path: Path, policy: tuple[Any, Any]) -> None:

@@ -67,6 +67,25 @@ def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
     assert all(len(row.token_ids) <= 2 for row in gone)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_prompts_with_equally_many_rows_share_one_product(model: str) -> None:
+    """Three prompts with 4 or 3 rows each are one group, two of them as well, but not with 2 and 3 rows."""
+    policy = MODELS[model]()
+    batch, alone = SharedPrefixBatch(policy, words()), SharedPrefixEngine(policy, words(), SAMPLING)
+    rows = batch.join((prompt, index, SAMPLING) for prompt in PROMPTS for index in range(4))
+    groups = [batch._cache.counts]
+    for gone in ([3, 7, 11], [0, 1, 2], [6]):
+        batch.leave([rows[place] for place in gone])
+        batch._compact()
+        groups.append(batch._cache.counts)
+    assert groups == [[12], [9], [6], [2, 3]]
+    kept = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+    found = drawn(batch, [rows[4 * prompt + index] for prompt, index in kept])
+    expected = [alone.sample(PROMPTS[p].token_ids, PROMPTS[p].prompt_id, [index])[0] for p, index in kept]
+    assert [response.token_ids for response in found] == [response.token_ids for response in expected]
+    assert [r.logprob for r in found] == pytest.approx([r.logprob for r in expected], abs=1e-4)
+
+
 def test_rows_may_have_different_lengths() -> None:
     """A shorter limit cuts the same response."""
     batch = SharedPrefixBatch(tiny(), words())

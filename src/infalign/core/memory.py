@@ -1,8 +1,18 @@
-"""Memory: when there is none left, and how it is given back."""
+"""Memory: how much is computed at once, when there is none left, and how it is given back."""
 
 import ctypes
 import sys
 from contextlib import suppress
+
+ON_GPU = 8  # times what a CPU computes at once
+
+
+def at_once(on_cpu: int, device_type: str) -> int:
+    """Return how many of something to compute at once on a device of torch, ``on_cpu`` on one.
+
+    A CPU is fastest with what stays in its cache; a GPU takes no longer for more, and waits for each launch.
+    """
+    return on_cpu if device_type == "cpu" else ON_GPU * on_cpu
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.core.memory import at_once
 from infalign.method.calibration import Array
 from infalign.models.logprobs import IGNORED, TokenIds, evaluating, padded_batches, scored_logits
 
@@ -103,7 +104,7 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
             f"for targets of shape {tuple(targets.shape)}; a KL needs the same vocabulary and tokens"
         )
     # Blocks are of whole tokens: one row of the largest vocabularies is 2 MB, so smaller blocks would save nothing.
-    rows = max(1, CHUNK // policy_logits.shape[-1])
+    rows = max(1, at_once(CHUNK, policy_logits.device.type) // policy_logits.shape[-1])
     blocks = zip(*(torch.split(part, rows) for part in (policy_logits, reference_logits, targets)), strict=True)
     with torch.no_grad():
         found, impossible = map(torch.cat, zip(*(_block_kl(*block) for block in blocks), strict=True))

@@ -126,7 +126,8 @@ def optimum(
         raise ConfigError(f"the optimum needs a procedure by rank; {served.name} compares with a threshold")
     rewards = [as_rewards(row) for row in cast(Sequence[ArrayLike], rewards_PK)]
     if not rewards or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rewards):
-        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {np.shape(rewards[:1])}")
+        found = f"rows of shape {', '.join(sorted({str(row.shape) for row in rewards}))}" if rewards else "no prompts"
+        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {found}")
     if objective not in (None, *(known := get_args(Objective))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
     values = np.unique(np.concatenate(rewards))

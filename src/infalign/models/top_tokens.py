@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from infalign.core.memory import at_once
 from infalign.models.logits import Logits
 
 TOKENS_PER_BLOCK = 16  # whose embeddings are gathered at a time, in the processor's cache
@@ -84,6 +85,7 @@ class _EmbeddingProducts(torch.autograd.Function):
 
 def _blocks(of_tokens: Tensor, ids: Tensor, embedding: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield some tokens after the other, with the embeddings (t, n, width) of their ``ids``."""
-    for start in range(0, max(1, len(ids)), TOKENS_PER_BLOCK):
-        where = slice(start, start + TOKENS_PER_BLOCK)
+    tokens = at_once(TOKENS_PER_BLOCK, ids.device.type)
+    for start in range(0, max(1, len(ids)), tokens):
+        where = slice(start, start + tokens)
         yield of_tokens[where], embedding[ids[where]]

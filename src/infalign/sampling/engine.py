@@ -80,6 +80,8 @@ Draw = tuple[Prompt, int]
 class Engine(ABC):
     """Draws responses on this machine."""
 
+    device_type: str = "cpu"  # torch's name of what it computes on
+
     @abstractmethod
     def sample_together(self, draws: Sequence[Draw]) -> list[Response]:
         """Return the rollouts, in the order of ``draws``, where those of a prompt are neighbors."""
@@ -174,7 +176,7 @@ def stream_key(sampling: Sampling, prompt_id: str, index: int) -> int:
 
 
 def pick_tokens(
-    logits: Tensor, uniforms: Tensor, absent: Sequence[int] = (), greedy: Sequence[bool] = ()
+    logits: Tensor, uniforms: Tensor, absent: Tensor | None = None, greedy: Sequence[bool] = ()
 ) -> tuple[Tensor, Tensor]:
     """Return a token and its log-probability for each row of ``logits`` (rows × V), by inverse CDF at ``uniforms``.
 
@@ -185,8 +187,8 @@ def pick_tokens(
     from torch.nn.functional import pad
 
     logits = logits.float()
-    if absent:
-        logits = logits.index_fill(-1, torch.tensor(absent, device=logits.device), -torch.inf)
+    if absent is not None:
+        logits = logits.index_fill(-1, absent, -torch.inf)
     if any(greedy):
         logits = torch.where(torch.tensor(greedy, device=logits.device)[:, None], GREEDY * logits, logits)
     probabilities = torch.softmax(logits, dim=-1)
@@ -220,6 +222,12 @@ class Vocabulary:
         self.tokenizer, self.eos = tokenizer, eos_token_id(tokenizer)
         self.ends = sorted({self.eos, *(others if isinstance(others, list) else [others])})
         self.absent = sorted(set(range(size)) - set(tokenizer.get_vocab().values()))
+
+    def absent_on(self, device: Any) -> Tensor | None:
+        """Return the absent ids as a tensor, made once as they can be thousands; None if there are none."""
+        import torch
+
+        return torch.tensor(self.absent, device=device) if self.absent else None
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any) -> Vocabulary:

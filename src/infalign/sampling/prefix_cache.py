@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from copy import copy
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from infalign.models.attention import check_plain_softmax
@@ -19,13 +21,13 @@ Layers = list[tuple["Tensor", "Tensor"]]
 class SharedPrefixCache:
     """The KV cache: keys and values of each prompt once for all of its rows, and blocks for the rows' own tokens.
 
-    Rows are in groups: those of one prompt, or neighbors that have a prompt each, padded on the right. Whole blocks are
+    Rows are in groups: those of neighboring prompts with equally many rows, padded on the right. Whole blocks are
     read, unused positions included: on a CPU that is 2-3 times faster than slices of one large buffer. Models call only
     ``update`` and ``get_seq_length`` of a cache.
     """
 
     def __init__(self) -> None:
-        self.prefixes: list[Layers] = []  # per group and layer; 1 or rows × KV heads × P × width
+        self.prefixes: list[Layers] = []  # per group and layer; prompts × KV heads × P × width
         self.counts: list[int] = []  # number of rows per group
         self.suffix: list[Layers] = []  # per layer and block; rows × KV heads × BLOCK × width
         self.length = 0  # number of own tokens of the row that began first
@@ -37,7 +39,7 @@ class SharedPrefixCache:
         self.suffix = [[(_grown(k, count), _grown(v, count)) for k, v in blocks] for blocks in self.suffix]
         self.suffix = self.suffix or [[] for _ in prefix]
         self.begins += [(prefix[0][0].shape[2], self.length)] * count
-        if count == 1 and self.counts and len(self.prefixes[-1][0][0]) == self.counts[-1]:
+        if self.counts and len(self.prefixes[-1][0][0]) * count == self.counts[-1]:
             pairs = zip(self.prefixes.pop(), prefix, strict=True)
             prefix = [(_stacked(ks, k), _stacked(vs, v)) for (ks, vs), (k, v) in pairs]
             count += self.counts.pop()
@@ -51,12 +53,16 @@ class SharedPrefixCache:
         groups, begin = zip(self.prefixes, self.counts, strict=True), 0
         self.prefixes, self.counts = [], []
         for layers, count in groups:
-            if kept := [row - begin for row in rows if begin <= row < begin + count]:
-                if len(layers[0][0]) > 1:
-                    longest = max(self.begins[begin + place][0] for place in kept)
-                    layers = [(keys[kept, :, :longest], values[kept, :, :longest]) for keys, values in layers]
-                self.prefixes.append(layers)
-                self.counts.append(len(kept))
+            each = count // len(layers[0][0])
+            left = Counter((row - begin) // each for row in rows if begin <= row < begin + count)
+            for alike, some in groupby(sorted(left), left.__getitem__):
+                prompts = list(some)
+                longest = max(self.begins[begin + prompt * each][0] for prompt in prompts)
+                taken = prompts if len(prompts) < len(layers[0][0]) else slice(None)
+                self.prefixes.append(
+                    [(keys[taken, :, :longest], values[taken, :, :longest]) for keys, values in layers]
+                )
+                self.counts.append(alike * len(prompts))
             begin += count
         self.suffix = [[(keys[rows], values[rows]) for keys, values in blocks[unused:]] for blocks in self.suffix]
         self.begins = [(tokens, first - unused * SUFFIX_BLOCK) for tokens, first in map(self.begins.__getitem__, rows)]
@@ -134,12 +140,10 @@ def attend(
         """Return the product of each group's rows; one per head for all that share a prompt makes the engine fast."""
         found = []
         for some, count, of_group in zip(torch.split(rows, cache.counts), cache.counts, of_groups, strict=True):
-            some = some[..., : of_group.shape[2]]
-            if of_group.shape[0] == count:
-                found.append(some @ of_group)
-                continue
-            heads = some.transpose(0, 1).reshape(kv_heads, count * group, -1)
-            found.append((heads @ of_group[0]).view(kv_heads, count, group, -1).transpose(0, 1))
+            prompts, width = len(of_group), of_group.shape[2]
+            heads = some[..., :width].view(prompts, -1, kv_heads, group, width).transpose(1, 2)
+            product = heads.reshape(prompts, kv_heads, -1, width) @ of_group
+            found.append(product.view(*heads.shape[:4], -1).transpose(1, 2).reshape(count, kv_heads, group, -1))
         return found
 
     to_prefixes = by_group(query, (keys.mT for keys, _ in prefixes))

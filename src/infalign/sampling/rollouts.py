@@ -14,13 +14,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from infalign.core.errors import DataError, PartialError, first_line
-from infalign.core.memory import free_memory, out_of_memory
+from infalign.core.memory import at_once, free_memory, out_of_memory
 from infalign.core.sequences import Lazy, in_blocks
 from infalign.core.storage import listed, read_table, write_table
 from infalign.sampling.engine import Asked, ConcurrentEngine, Engine, Prompt, Response
 
 SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together
-RESPONSES_PER_BATCH = 128  # responses that are drawn at once, of several prompts where one has fewer and the engine can
+RESPONSES_PER_BATCH = 128  # responses that a CPU draws at once, of several prompts where one has fewer
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),
     "index": pa.int32(),
@@ -115,12 +115,13 @@ def _draw_in_any_order(
         yield from ([one] for one in engine.sample_each(asked))
         return
     sizes = (size for size in range(1, SHARD_PROMPTS + 1) if SHARD_PROMPTS % size == 0)
-    together = max(size for size in sizes if size == 1 or size * k <= RESPONSES_PER_BATCH)
-    at_once, waiting = together * k, iter(asked)
+    most = at_once(RESPONSES_PER_BATCH, engine.device_type)
+    together = max(size for size in sizes if size == 1 or size * k <= most)
+    rows, waiting = together * k, iter(asked)
     while batch := list(islice(waiting, together)):
         draws = [(prompt, index) for prompt, indices in batch for index in indices]
         responses: list[Response] = []
-        while missing := draws[len(responses) : len(responses) + at_once]:
+        while missing := draws[len(responses) : len(responses) + rows]:
             try:
                 responses += engine.sample_together(missing)
                 continue
@@ -133,7 +134,7 @@ def _draw_in_any_order(
                         f"({first_line(error)}); finished responses are kept: free memory or use a larger machine, "
                         "then rerun the same command"
                     ) from error
-            at_once = len(missing) // 2  # outside the handler, which keeps the tensors of the failed attempt alive
+            rows = len(missing) // 2  # outside the handler, which keeps the tensors of the failed attempt alive
             free_memory()
         left = iter(responses)
         yield [(one, list(islice(left, len(one[1])))) for one in batch]

@@ -62,6 +62,7 @@ class SharedPrefixBatch:
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.vocabulary = model, Vocabulary.of(model, tokenizer)
+        self._absent = self.vocabulary.absent_on(model.device)
         self.rows: list[Row] = []  # with some that have ended: compacting the cache is costly
         self._cache = SharedPrefixCache()
         self._configs = _configs(model)
@@ -103,7 +104,7 @@ class SharedPrefixBatch:
         uniforms = [0.0 if row.ended else row.uniforms[len(row.token_ids)] for row in self.rows]
         with torch.no_grad():
             at = torch.tensor(uniforms, dtype=torch.float64, device=self._logits.device)
-            tokens, logprobs = pick_tokens(self._logits, at, self.vocabulary.absent, [row.greedy for row in self.rows])
+            tokens, logprobs = pick_tokens(self._logits, at, self._absent, [row.greedy for row in self.rows])
             ended = []
             for row, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
                 if row.ended:
@@ -221,7 +222,7 @@ class SharedPrefixEngine(Engine):
     """Draws the rollouts of a run by `SharedPrefixBatch`: those of one call begin together."""
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
-        self.batch, self.sampling = SharedPrefixBatch(model, tokenizer), sampling
+        self.batch, self.sampling, self.device_type = SharedPrefixBatch(model, tokenizer), sampling, model.device.type
 
     def sample_together(self, draws: Sequence[Draw]) -> list[Response]:
         """Return the rollouts, which are drawn in one batch."""

@@ -37,6 +37,7 @@ class TransformersEngine(Engine):
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
         self.model, self.vocabulary, self.sampling = model, Vocabulary.of(model, tokenizer), sampling
+        self.device_type = model.device.type
 
     def sample_together(self, draws: Sequence[Draw]) -> list[Response]:
         """Return the rollouts, in the order of ``draws``; those of a prompt are drawn in one batch."""
@@ -51,11 +52,12 @@ class TransformersEngine(Engine):
         check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
         uniforms = torch.from_numpy(token_uniforms(self.sampling, prompt_id, indices)).to(self.model.device)
         inputs = torch.tensor([list(prompt_ids)] * len(indices), device=self.model.device)
+        absent = self.vocabulary.absent_on(self.model.device)
         logprobs: list[Tensor] = []
 
         def pick(so_far: Tensor, logits: Tensor) -> Tensor:
             now = uniforms[:, so_far.shape[1] - len(prompt_ids)]
-            tokens, logprob = pick_tokens(logits, now, self.vocabulary.absent)
+            tokens, logprob = pick_tokens(logits, now, absent)
             logprobs.append(logprob)
             return torch.full_like(logits, -torch.inf).scatter_(1, tokens[:, None], 0.0)
 
