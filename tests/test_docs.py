@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from infalign.theory.choose import choose
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("theory.md", "evaluation.md", "method.md")
+    name: (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("theory.md", "evaluation.md", "evaluate.md", "method.md")
 }
 PAGE = PAGES["theory.md"]
 TYPED = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
@@ -72,6 +74,23 @@ def test_the_commands_run(command: str, main: Any, tmp_path: Path, monkeypatch: 
     """What the page says to type works."""
     monkeypatch.chdir(tmp_path)
     assert main(*command.split())[0] == 0
+
+
+@pytest.mark.parametrize(
+    "command", re.findall(r"^infalign (pass-at-k tests/logs/.*)", PAGES["evaluate.md"], re.MULTILINE)
+)
+def test_the_logs_of_other_tools_are_measured_as_the_page_says(
+    command: str, main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command prints a table of 80 characters; that of inspect_ai asks for its package where it is absent."""
+    monkeypatch.chdir(ROOT)
+    code, out, err = main(*shlex.split(command))
+    if "inspect_ai" in command and find_spec("inspect_ai") is None:
+        assert (code, "pip install inspect_ai" in err) == (2, True)
+        return
+    assert (code, err) == (0, "")
+    assert "pass@1" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("command", re.findall(r"^infalign ([^#<>\n]*)", TYPED, re.MULTILINE))

@@ -10,7 +10,8 @@ Axis letters in array names: ``P`` prompts, ``K`` reference rollouts of a prompt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infalign.evaluation.measures import measure, paired_differences, pass_at_k
+    from infalign.evaluation.measures import measure, paired_differences, pass_at_k, training_worth
+    from infalign.evaluation.reward_tables import RewardTable
     from infalign.evaluation.win_rates import win_rates
     from infalign.integrations.logs import read_rewards
     from infalign.method.calibration import calibrate
@@ -43,6 +44,7 @@ __all__ = [
     "Mixture",
     "OrderStatistics",
     "RankDensity",
+    "RewardTable",
     "RewindAndRepeat",
     "Tabulated",
     "WorstOfN",
@@ -61,6 +63,7 @@ __all__ = [
     "read_rewards",
     "run",
     "training_beta",
+    "training_worth",
     "win_rates",
 ]
 
@@ -75,6 +78,7 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "theory.optimum",
     "theory.choose",
     "evaluation.measures",
+    "evaluation.reward_tables",
     "evaluation.win_rates",
     "integrations.logs",
     "rewards.classifier",

@@ -7,12 +7,12 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Confidence, Estimate, of_clusters
 from infalign.evaluation.pass_at_k import Metric
-from infalign.evaluation.reward_tables import RewardTable
+from infalign.evaluation.reward_tables import Rewards, RewardTable
 from infalign.evaluation.samples import chunks
 from infalign.method.calibration import Array
 from infalign.method.procedures.majority import MajorityVote, votes
@@ -22,7 +22,7 @@ ALL_PAIRS = 8  # models; of more, each is compared with the first
 
 
 def pass_at_k(
-    rewards: RewardTable | Sequence[ArrayLike] | Array,
+    rewards: Rewards,
     k: int,
     *,
     threshold: float | None = None,
@@ -144,9 +144,7 @@ class Part:
         return {key: found[key] for key in ("mean", "low", "high", "claim")}
 
 
-def measure(
-    rewards: RewardTable | Sequence[ArrayLike] | Array, metrics: Sequence[str], how: Measuring | None = None
-) -> list[Record]:
+def measure(rewards: Rewards, metrics: Sequence[str], how: Measuring | None = None) -> list[Record]:
     """Return each of ``metrics``, such as ``pass@8``, of each model, with its interval over prompts.
 
     A record has the model, the metric, its ``mean`` with ``low`` and ``high``, the number of ``prompts`` and the
@@ -154,6 +152,10 @@ def measure(
     that of a ``model`` up to 2n, and of ``bounds`` without a mean above (`extrapolate`). Raises DataError for rewards
     that are not 0 or 1 without a threshold, for fewer samples than another metric needs, and for ``maj@k`` without
     answers; ConfigError for an unknown metric.
+
+    >>> found = measure([[0, 0, 1, 1], [0, 1, 0, 0]], ["pass@2", "pass^2"])
+    >>> [(one["metric"], round(one["mean"], 3), one["prompts"]) for one in found]
+    [('pass@2', 0.667, 2), ('pass^2', 0.083, 2)]
     """
     records = []
     for part in (how or Measuring()).parts(RewardTable.of(rewards)):
@@ -172,13 +174,17 @@ def measure(
     return records
 
 
-def training_worth(
-    rewards: RewardTable | Sequence[ArrayLike] | Array, k: int, kls: Sequence[float], how: Measuring | None = None
-) -> list[Record]:
+def training_worth(rewards: Rewards, k: int, kls: Sequence[float], how: Measuring | None = None) -> list[Record]:
     """Return pass@k today and what training for it could be worth at each KL, for each model (`worth`).
 
     A record has the ``kl`` in nats, and with their intervals ``today``, ``ordinary`` RLHF, ``law``, that of Best-of-k,
     its ``gain`` over today and its ``difference`` to ordinary RLHF. Raises as `worth` and `measure`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> rewards = rng.random((300, 32)) < rng.beta(0.4, 1.6, (300, 1))
+    >>> (found,) = training_worth(rewards, 8, [0.1])
+    >>> [round(found[what]["mean"], 2) for what in ("today", "ordinary", "law")]
+    [0.54, 0.69, 0.76]
     """
     from infalign.evaluation.worth import worth
 
@@ -196,7 +202,7 @@ def training_worth(
 
 
 def paired_differences(
-    table: RewardTable, metrics: Sequence[str], how: Measuring | None = None, *, against: str | None = None
+    rewards: Rewards, metrics: Sequence[str], how: Measuring | None = None, *, against: str | None = None
 ) -> list[Record]:
     """Return the paired difference of each two models on the prompts that they share, a record for each metric.
 
@@ -204,7 +210,12 @@ def paired_differences(
     ``prompts``, and how many ``alone`` one of the two has. Of more than 8 models, each is compared with the first only,
     or with ``against``. Raises as `measure`, ConfigError for a model that the table has not, and DataError for two
     models that share fewer than two prompts.
+
+    >>> found = paired_differences({"before": [[0, 1], [0, 0]], "after": [[1, 1], [0, 1]]}, ["pass@1"])
+    >>> [(one["model"], one["against"], one["mean"]) for one in found]
+    [('after', 'before', 0.5)]
     """
+    table = RewardTable.of(rewards)
     names = list(table.models.names)
     if against is not None and against not in names:
         raise ConfigError(f"no model is named {against!r}; the table has {', '.join(names)}")

@@ -54,7 +54,11 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class RewardTable:
-    """Rewards of R responses.
+    """Rewards of R responses, which `read_rewards` reads from logs and files.
+
+    >>> table = RewardTable.of({"before": [[0, 1], [0, 0]], "after": [[1, 1], [0, 1]]})
+    >>> [(one["model"], one["mean"]) for one in measure(table, ["pass@1"])]
+    [('before', 0.25), ('after', 0.75)]
 
     ``numbers`` has ``reward`` and, where there, ``judge_reward`` and ``length``, each (R,). ``columns`` has ``answer``
     and what else was asked for. ``notes`` say in sentences what was assumed, left out or ignored.
@@ -69,15 +73,18 @@ class RewardTable:
 
     @classmethod
     def of(
-        cls, rewards: "RewardTable | Sequence[ArrayLike] | Array", answers: Sequence[Sequence[Any]] | None = None
+        cls, rewards: "Rewards", answers: Sequence[Sequence[Any]] | None = None, *, model: str = "model"
     ) -> "RewardTable":
         """Return the table of the rewards of each prompt, which may be of different number; a table as it is.
 
-        ``answers`` has the same shape, None for no answer. Raises DataError for another shape, for a reward that is not
+        Several models are a mapping of their names to their rewards of the same prompts. ``answers`` of one model have
+        the shape of its rewards, None for no answer. Raises DataError for another shape, for a reward that is not
         finite, and for a prompt without one.
         """
         if isinstance(rewards, RewardTable):
             return rewards
+        if isinstance(rewards, Mapping):
+            return joined([cls.of(own, model=name) for name, own in rewards.items()])
         rows = [as_rewards(row) for row in rewards]
         if not rows or any(row.ndim != 1 or row.size == 0 or not np.isfinite(row).all() for row in rows):
             raise DataError("give one or more finite rewards for each prompt: prompts × samples, or a list of lists")
@@ -88,7 +95,7 @@ class RewardTable:
             texts = [None if a is None or a != a else str(a) for row in answers for a in row]
             columns["answer"] = Labels.of(pa.array(texts, pa.large_string()))
         prompts = Labels(np.repeat(np.arange(len(rows), dtype=np.int32), sizes), [str(p) for p in range(len(rows))])
-        models = Labels(np.zeros(sum(sizes), np.int32), ["model"])
+        models = Labels(np.zeros(sum(sizes), np.int32), [model])
         return cls("rewards", prompts, models, {"reward": np.concatenate(rows)}, columns)
 
     @property
@@ -173,3 +180,7 @@ def joined(tables: Sequence[RewardTable]) -> RewardTable:
         {name: Labels.joined([table.columns[name] for table in tables]) for name in shared},
         tuple(dict.fromkeys(note for table in tables for note in table.notes)),
     )
+
+
+Rewards = RewardTable | Mapping[str, Any] | Sequence[ArrayLike] | Array
+"""A table, rewards by prompt, or those of several models by name."""

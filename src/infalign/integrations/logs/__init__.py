@@ -92,6 +92,11 @@ def read_rewards(
 
     Models of one name in several files are one model if no prompt is in two of these files; otherwise they are told
     apart by the names of the files. Raises as both readers.
+
+    >>> from pathlib import Path
+    >>> _ = Path("samples.csv").write_text("model,prompt_id,reward\\na,p,1\\na,q,0\\nb,p,1\\nb,q,1\\n")
+    >>> [(one["model"], one["mean"]) for one in measure(read_rewards("samples.csv"), ["pass@1"])]
+    [('a', 0.5), ('b', 1.0)]
     """
     reading = reading or Reading()
     tables = []
