@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from datetime import date
 from functools import partial
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,13 @@ def test_a_policy_more_leaves_what_others_learned_from(tmp_path: Path) -> None:
         found.append(units(run_of(tmp_path, policies={"last": last} | more)))
     before, after = map(identify, found)
     assert before["train-last"] == after["train-last"]
+
+
+@pytest.mark.skipif(find_spec("mlflow") is not None, reason="mlflow is installed")
+def test_a_tracker_that_is_not_installed_is_named_before_anything_is_computed(tmp_path: Path) -> None:
+    """By its key and package, in a dry run and at the start of a run."""
+    with pytest.raises(ConfigError, match="report_to: mlflow is not installed; pip install mlflow, or remove it"):
+        planned(micro.settings(tmp_path) | {"report_to": ["tensorboard", "mlflow"]})
 
 
 def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path) -> None:

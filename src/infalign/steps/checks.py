@@ -1,6 +1,7 @@
 """What can be checked of a recipe before anything is computed."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from infalign.core.errors import ConfigError
@@ -24,6 +25,8 @@ def check_setup(recipe: Recipe) -> list[str]:
             weighted_reward(source.functions)
         api_key(source.api_key_env)
     api_key(recipe.rollout.engine.server[1])
+    if absent := [tracker for tracker in recipe.report_to if find_spec(tracker) is None]:
+        raise ConfigError(f"report_to: {absent[0]} is not installed; pip install {absent[0]}, or remove it")
     return list(_check_models(recipe))
 
 
