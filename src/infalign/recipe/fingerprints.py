@@ -6,11 +6,11 @@ from typing import Any
 
 from infalign.core.errors import DataError
 from infalign.core.storage import hash_file, read_record, write_record
+from infalign.core.user_code import function_name, source_file
 from infalign.models.conversion import content_hash, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.tokenizers import TEMPLATES
 from infalign.recipe.settings import Recipe
-from infalign.rewards.function import function_name, source_file
 from infalign.training.solvers.offline import TRUNKS
 
 

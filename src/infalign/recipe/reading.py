@@ -15,9 +15,9 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from infalign.core.errors import ConfigError
 from infalign.core.settings import NOT_IN_TEXT, shown
+from infalign.core.user_code import is_file
 from infalign.recipe.built_in import find, meant
 from infalign.recipe.settings import Recipe
-from infalign.rewards.function import is_file
 
 YAML_ERRORS = (YAMLError, ValueError, LookupError, ArithmeticError, RecursionError)  # not only of YAML: of !!int x
 MAX_RECIPE_BYTES = 100_000

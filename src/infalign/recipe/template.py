@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
+from infalign.core.user_code import is_file
 from infalign.data.examples import parse_example
 from infalign.data.files import READERS, read_rows
 from infalign.evaluation.settings import read_procedure
@@ -18,7 +19,6 @@ from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import is_extreme, rewinds
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of
-from infalign.rewards.function import is_file
 from infalign.theory.choose import best_named
 
 FOLDER = Path(__file__).parent / "first"
