@@ -50,7 +50,7 @@ def test_a_misspelt_transformation_is_answered_with_the_nearest(word: str, meant
     assert str(refused.value).endswith(f"; did you mean {meant}?")
 
 
-@pytest.mark.parametrize("word", ["majority", "pass@8", "vote"])
+@pytest.mark.parametrize("word", ["majority", "mode", "vote"])
 def test_nothing_is_guessed_for_what_is_like_nothing(word: str) -> None:
     """All that is known is listed, and no question asked."""
     with pytest.raises(ConfigError, match="known: standard, best-of-N") as refused:

@@ -1,11 +1,13 @@
 """Procedures: sample weights against enumeration in exact arithmetic, and distortions against their laws."""
 
 import math
+import pickle
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import combinations, permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from hypothesis import strategies as st
 from numpy.polynomial.legendre import leggauss
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.evaluation.settings import read_procedure
+from infalign.evaluation.win_rates import win_rates
+from infalign.method.optimum import optimum
 from infalign.method.procedures import (
     BaseQuantile,
     BestOfN,
@@ -30,7 +35,9 @@ from infalign.method.procedures import (
     top_k,
 )
 from infalign.method.transforms import Identity
-from infalign.theory.law import aligned_law
+from infalign.theory.choose import choose
+from infalign.theory.law import aligned_law, law_at_kl
+from infalign.theory.optimum import optimal
 
 # Sample weights
 
@@ -294,6 +301,145 @@ def test_the_base_policy_wins_half_against_itself(procedure: Served) -> None:
     assert aligned_law(Identity(), beta=1e17).win_rate(procedure) == pytest.approx(0.5, abs=1e-11)
 
 
+# Procedures of one's own
+
+OWN = """
+import numpy as np
+from math import comb
+from infalign.method.procedures import Draws
+
+class BestOf4:
+    def distortion(self, p):
+        return p**4
+    def density(self, p):
+        return 4 * p**3
+    def weights(self, rewards_PM):
+        places = np.argsort(np.argsort(rewards_PM, axis=1), axis=1)
+        samples = rewards_PM.shape[1]
+        return np.vectorize(lambda i: comb(i, 3) / comb(samples, 4))(places)
+    def serving(self, rng):
+        return int(np.argmax((yield Draws(4))))
+
+mine = BestOf4()
+
+class Second:
+    def weights(self, rewards_PM):
+        return np.full(rewards_PM.shape, 1 / rewards_PM.shape[1])
+    def serving(self, rng):
+        (first,) = yield Draws(1)
+        return 0 if first > 0 else 1
+
+class Of4(BestOf4):
+    def __init__(self, n):
+        pass
+"""
+CHANGED = {
+    "weights = None": "Own has no method weights",
+    "serving = None": "Own has no method serving",
+    "density = None": "Own has no method density",
+    "distortion = lambda self, p: (p + 1) / 2": r"must rise from h\(0\) = 0 to h\(1\) = 1, found 0.5 to 1",
+    "distortion = lambda self, p: p / 2": "found 0 to 0.5",
+    "distortion = lambda self, p: p + np.sin(2 * np.pi * p)": "found 0 to 1, falling",
+    "distortion = lambda self, p: np.where(p == 0.5, np.nan, p)": "one finite number for each",
+    "distortion = lambda self, p: 1.0": r"one finite number for each of \(1001,\), found \(\)",
+    "distortion = lambda self, p: p if p < 0.5 else p": "distortion raised ValueError in own_\\d+.py, line",
+    "density = lambda self, p: p": "density must be the derivative of distortion",
+    "density = lambda self, p: 1 - 2 * (p > 0.5)": "density must be the derivative of distortion",
+}
+
+
+@pytest.mark.parametrize("name", ["BestOf4", "mine"])
+def test_an_own_procedure_is_the_one_that_it_says(tmp_path: Path, name: str) -> None:
+    """A class, or an instance, that says what Best-of-4 does wins, chooses and serves as Best-of-4, alone or mixed."""
+    file = tmp_path / "c++*" / "own_best.py"
+    file.parent.mkdir()
+    file.write_text(OWN)
+    own, rewards = f"{file}:{name}", np.random.default_rng(0).integers(5, size=(6, 9)).astype(float)
+    for spelling in ("best-of-4", "0.5*standard+0.5*best-of-4"):
+        known, read = parse_procedure(spelling), parse_procedure(spelling.replace("best-of-4", own))
+        assert read.name == spelling.replace("best-of-4", f"own_best.py:{name}")
+        assert pickle.loads(pickle.dumps(read)) == read
+        assert read.weights(rewards) == pytest.approx(known.weights(rewards), abs=1e-12)
+        assert optimal(read, kl=0.5).win_rate == pytest.approx(optimal(known, kl=0.5).win_rate, abs=1e-12)
+        sums = optimum(rewards, read, kl=0.1, objective="reward").laws_PK  # type: ignore[arg-type]
+        assert sums == pytest.approx(optimum(rewards, known, kl=0.1, objective="reward").laws_PK, abs=1e-9)  # type: ignore[arg-type]
+    serving = parse_procedure(own).serving(np.random.default_rng(0))
+    assert next(serving) == Draws(4)
+    with pytest.raises(StopIteration) as served:
+        serving.send([0.1, 0.4, 0.3, 0.2])
+    assert served.value.value == 1
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGED.items())
+def test_an_own_procedure_is_checked_when_it_is_read(tmp_path: Path, change: str, message: str) -> None:
+    """What lacks a method, or whose distortion is no distribution with that density, is refused with what is wrong."""
+    file = tmp_path / f"own_{[*CHANGED].index(change)}.py"
+    file.write_text(f"{OWN}\n\nclass Own(BestOf4):\n    {change}\n")
+    with pytest.raises(ConfigError, match=message):
+        parse_procedure(f"{file}:Own")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("yield 4", "serving raised TypeError: it yields Draws, found 4"),
+        ("return -1", "serving raised ValueError: it returns -1 after 0 draws"),
+        ("return 0.5", "serving raised ValueError: it returns 0.5 after 0 draws"),
+        ("raise KeyError(rng)", "serving raised KeyError"),
+    ],
+)
+def test_what_an_own_procedure_serves_is_a_draw(tmp_path: Path, change: str, message: str) -> None:
+    """Another ask, a draw that there is not, and an error of its code are refused with its name."""
+    file = tmp_path / f"serves_{abs(hash(change))}.py"
+    file.write_text(
+        f"{OWN}\n\nclass Own(BestOf4):\n    def serving(self, rng):\n        {change}\n        yield Draws(1)\n"
+    )
+    with pytest.raises(ConfigError, match=f"procedure {file.name}:Own: {message}"):
+        next(parse_procedure(f"{file}:Own").serving(np.random.default_rng(0)))
+
+
+def test_what_is_no_rank_procedure_has_no_law(tmp_path: Path) -> None:
+    """An own procedure without a distortion wins by its weights; where a law is needed it is told so."""
+    (tmp_path / "own_second.py").write_text(OWN)
+    own = f"{tmp_path / 'own_second.py'}:Second"
+    policy, reference = [[0.7, 0.9], [1.2, 0.1]], [[0.5, 0.3], [0.9, 0.2]]
+    assert win_rates(policy, reference, own).mean == win_rates(policy, reference, "standard").mean
+    for needs_law in (
+        partial(optimal, own, kl=1.0),
+        partial(choose, own, kl=0.5),
+        lambda: law_at_kl(Identity(), kl=1.0).win_rate(parse_procedure(own)),
+        partial(optimum, policy, own, kl=0.1, objective="reward"),
+        partial(parse_procedure, f"0.5*{own}+0.5*standard"),
+        partial(read_procedure, own),
+    ):
+        with pytest.raises(ConfigError, match=r"own_second.py:Second.*(no rank procedure|only look at ranks)|by rank"):
+            needs_law()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere.py:Mine", "the file .*nowhere.py does not exist"),
+        ("own_bad.py:Nothing", "own_bad.py has no Nothing"),
+        ("own_bad.py:Of4", "missing 1 required positional argument: 'n'"),
+        ("own_bad.py:comb", "comb has no method weights"),
+        ("own_bad.py:", "unknown procedure"),
+    ],
+)
+def test_an_own_procedure_that_is_not_there_is_refused(tmp_path: Path, spec: str, message: str) -> None:
+    """A missing file or class, one that takes arguments and what is no procedure are ConfigErrors."""
+    (tmp_path / "own_bad.py").write_text(OWN)
+    with pytest.raises(ConfigError, match=message):
+        parse_procedure(f"{tmp_path}/{spec}")
+
+
+def test_pass_at_k_is_best_of_k() -> None:
+    """pass@8 and pass^8 are best-of-8 and worst-of-8, printed as written; a recipe calls them by one name."""
+    for spelling, same in {"pass@8": BestOfN(8), "pass^8": WorstOfN(8)}.items():
+        assert (parse_procedure(spelling), parse_procedure(spelling).name) == (same, spelling)
+        assert read_procedure(spelling).name == same.name
+
+
 # Bad arguments
 
 REWIND = RewindAndRepeat(0.85, 32)
@@ -314,6 +460,7 @@ SENSELESS: list[tuple[Callable[[], object], str]] = [
         for k in (0, 5)
     ),
     (lambda: top_k(1, 0), "found N = 0"),
+    (lambda: Draws(0), "found N = 0"),
     *(
         (
             partial(make, odds),

@@ -33,6 +33,8 @@ TURN = {"role": "user", "content": PROMPT}
         ({"model": "gpt-4"}, 404, "model", "this server has aware"),
         ({"model": "reference"}, 404, "model", "--policy NAME` serves other policies of the run: reference"),
         ({"model": "aware:best-of-none"}, 404, "model", "unknown procedure 'best-of-none'"),
+        ({"model": "aware:os:system"}, 404, "model", "unknown procedure 'os:system'"),
+        ({"model": f"aware:{__file__}:TURN"}, 404, "model", "unknown procedure"),
         ({"model": "aware:best-of-2000"}, 400, "model", "the limit is 1,024"),
         ({"model": "aware-best-of-2"}, 404, "model", "does not exist"),
         ({"model": "aware:2nd-best-of-1000000000"}, 404, "model", "from 1 to 100,000"),

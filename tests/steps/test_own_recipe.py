@@ -21,6 +21,7 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.records import records
+from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.rewards.function import function_reward
@@ -121,6 +122,56 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert code != 0
     assert "policies.aware: a KL of 7 nats cannot be spent" in err
     assert f"below {best.largest_kl:.4g}" in err
+
+
+OWN_PROCEDURE = """
+import numpy as np
+from infalign.method.procedures import BestOfN
+
+class Mine:
+    distortion, density, weights, serving = (
+        lambda self, *given, own=own: getattr(BestOfN(4), own)(*given)
+        for own in ("distortion", "density", "weights", "serving")
+    )
+"""
+
+
+def test_the_file_of_an_own_procedure_belongs_to_what_depends_on_it(tmp_path: Path) -> None:
+    """It lies beside the recipe, which is read again from what is recorded, and its content counts, not its place."""
+    found = []
+    for place, text in (("here", OWN_PROCEDURE), ("there", OWN_PROCEDURE), ("there", f"{OWN_PROCEDURE}# changed\n")):
+        folder = tmp_path / place
+        folder.mkdir(exist_ok=True)
+        (folder / "own_procedure.py").write_text(text)
+        for name in ("own_procedure.py:Mine", "0.5*own_procedure.py:Mine+0.5*standard"):
+            micro.write(folder / "recipe.yaml", micro.settings(folder / "run") | {"procedure": name})
+            recipe = load_recipe(folder / "recipe.yaml")
+            (folder / "recorded.yaml").write_text(dump_recipe(recipe))
+            assert load_recipe(folder / "recorded.yaml") == recipe
+            assert recipe.procedure.name == name
+            found.append(settings_of(recipe, Digests(tmp_path / "digests"))["procedure"])
+    assert found[:2] == found[2:4]
+    assert all(before != after for before, after in zip(found[2:4], found[4:], strict=True))
+
+
+@pytest.mark.slow
+def test_a_run_of_an_own_procedure_finds_what_the_built_in_one_does(tmp_path: Path, main: Any) -> None:
+    """A file that says what Best-of-4 does: training, results and served answers are those of best-of-4."""
+    (tmp_path / "own_run.py").write_text(OWN_PROCEDURE)
+    policy, found, said = micro.write_policy(tmp_path / "policy"), [], []
+    for name in ("best-of-4", "own_run.py:Mine"):
+        recipe = micro.given(tmp_path / f"run-{len(found)}", policy) | {"procedure": name}
+        recipe["policies"] |= {"best": {"transform": "optimal:win-rate", "kl_budget": 0.3, "fit": micro.FIT}}
+        assert main("run", micro.write(tmp_path / "recipe.yaml", recipe))[0] == 0
+        results = (tmp_path / f"run-{len(found)}" / "results.json").read_text().replace(name, "the procedure")
+        said.append(main("generate", recipe["run_dir"], "--prompt", "Make 10 from 9 3 7 1")[1])
+        found.append(json.loads(results)["policies"])
+    assert said[0] == said[1]
+    for policy in ("aware", "best"):
+        one, other = (numbers[policy] for numbers in found)
+        assert one["beta"] == pytest.approx(other["beta"], rel=1e-9)
+        for judge, wins in one["win_rates"].items():
+            assert wins["the procedure"] == pytest.approx(other["win_rates"][judge]["the procedure"], abs=1e-12)
 
 
 def test_a_file_of_the_recipe_lies_beside_it_and_one_of_set_in_the_working_directory(

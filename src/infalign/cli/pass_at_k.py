@@ -51,12 +51,12 @@ def pass_at_k(
     as_json: AsJson = False,
 ) -> None:
     """Measure pass@k, pass^k and majority votes in logs and tables, and compare models."""
+    from infalign.core.user_code import import_function
     from infalign.evaluation.intervals import Confidence
     from infalign.evaluation.measures import Measuring, measure_all, over_k, training_worth
     from infalign.evaluation.table_files import Reading
     from infalign.integrations.logs import read_rewards
     from infalign.report.measured import ENDINGS, print_measured, write_measured
-    from infalign.rewards.function import import_function
 
     if not files:
         raise ConfigError("give logs or tables: infalign pass-at-k samples.csv")

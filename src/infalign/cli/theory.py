@@ -157,9 +157,9 @@ def choose(
 def _choose_on_stored(path: Path, procedure: "Served", kl: float, rollouts: int | None, as_json: bool) -> None:
     """Print what the budget buys on stored rewards, and what to write into a recipe."""
     from infalign.evaluation.budget import measure_budgets, print_budgets, read_stored_rewards
-    from infalign.method.procedures import rewinds
+    from infalign.method.procedures import looks_at_ranks
 
-    if rewinds(procedure):
+    if not looks_at_ranks(procedure):
         raise ConfigError(f"the optimum on stored rewards needs a procedure by rank, not {procedure.name}")
     found = measure_budgets(read_stored_rewards(path, rollouts), procedure, [kl])
     if as_json:

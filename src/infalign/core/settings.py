@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from infalign.core.errors import ConfigError
-from infalign.core.spelling import did_you_mean, nearest
+from infalign.core.spelling import did_you_mean, nearest, spelling
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -99,7 +99,7 @@ def spelled(parse: Callable[[str], Named]) -> tuple[PlainValidator, PlainSeriali
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
-    return PlainValidator(read, json_schema_input_type=str), PlainSerializer(lambda value: value.name, return_type=str)
+    return PlainValidator(read, json_schema_input_type=str), PlainSerializer(spelling, return_type=str)
 
 
 def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:

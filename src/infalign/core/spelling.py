@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection
 from difflib import SequenceMatcher
+from typing import Any
 
 ALIKE = 0.6  # of the letters of two words
 
@@ -45,6 +46,11 @@ def did_you_mean(word: str, known: Collection[str], *, after: str = "") -> str:
     """Return the question whether the nearest known word is meant, ``after`` what was said; nothing if none is near."""
     near = nearest(word, known)
     return f"{after}did you mean {near}?" if near else ""
+
+
+def spelling(value: Any) -> str:
+    """Return how a value is spelled, so that it can be read again: by its name, where it has no spelling besides."""
+    return str(getattr(value, "spelling", value.name))
 
 
 def _plain(word: str) -> str:

@@ -14,7 +14,7 @@ from infalign.evaluation.samples import Samples, chunks
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array, win
 from infalign.method.judge import MIN_JUDGED_SAMPLES, EstimatedJudge, ProbitSpline, normal_density
-from infalign.method.procedures import BestOfN, Procedure, Standard, rewinds
+from infalign.method.procedures import BestOfN, Procedure, Standard, looks_at_ranks
 
 RANDOM_SPLITS = 8  # random halves of the samples, each used both ways
 KNOT_NUMBERS = (3, 5, 7, 10, 14)  # of the spline: the first number with which it fits to within the noise, or the last
@@ -30,7 +30,7 @@ def estimated_judge(base: Samples, procedure: Procedure, *, seed: int = 0) -> Es
     replacement. Raises DataError for fewer than 8 samples per prompt or 4 prompts,
     and for fewer samples in a half than ``procedure`` draws; ConfigError for Rewind-and-Repeat.
     """
-    if rewinds(procedure):
+    if not looks_at_ranks(procedure):
         raise ConfigError(f"estimating a judge needs a base policy served by ranks; {procedure.name} is not")
     chances_PH = judged_chances(base, procedure, seed=seed)
     prompts, ranked = chances_PH.shape

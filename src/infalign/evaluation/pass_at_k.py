@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.core.user_code import function_name, is_file
 from infalign.method.calibration import Array, as_rewards
-from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
+from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN, parse_procedure
 from infalign.method.procedures.majority import MajorityVote
 
 KINDS: dict[str, Callable[[int], Procedure | MajorityVote]] = {
@@ -36,7 +37,9 @@ class Metric:
 
     @classmethod
     def parse(cls, name: str) -> "Metric":
-        """Return the metric that ``name`` spells. Raises ConfigError for another name."""
+        """Return the metric that ``name`` spells, or a procedure in a file. Raises ConfigError for another name."""
+        if is_file(name):
+            return cls(function_name(name), 1, parse_procedure(name))
         found = re.fullmatch(rf"({'|'.join(map(re.escape, KINDS))})([1-9]\d{{0,8}})", name)
         if found is None:
             raise ConfigError(f"unknown metric {name!r}; known: {', '.join(f'{kind}K' for kind in KINDS)}")

@@ -1,5 +1,6 @@
 """How policies are served and evaluated."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -7,16 +8,25 @@ from pydantic import Field, model_validator
 from infalign.core.errors import ConfigError
 from infalign.core.settings import MAX_DRAWS, Count, Settings, spelled
 from infalign.evaluation.win_rates import rewind_samples
-from infalign.method.procedures import RewindAndRepeat, Served, parse_procedure, rewinds
+from infalign.method.procedures import (
+    RewindAndRepeat,
+    Served,
+    distortion,
+    is_extreme,
+    own_spellings,
+    parse_procedure,
+    rewinds,
+)
 
 
 def read_procedure(name: str) -> Served:
     """Return the procedure that a recipe spells. Raises ConfigError for another spelling than its name."""
     procedure = parse_procedure(name)
-    known = "standard" if procedure.name in ("best-of-1", "worst-of-1") else procedure.name
-    if name != known:
+    distortion(procedure)  # a policy is trained for a law
+    known = "standard" if is_extreme(procedure) and procedure.n == 1 else procedure.name
+    if name != known and not own_spellings(procedure):
         raise ConfigError(f"write the procedure {name} as {known}")
-    return procedure
+    return replace(procedure, spelled="") if is_extreme(procedure) else procedure  # a run calls pass@8 best-of-8
 
 
 def read_rewind(name: str) -> RewindAndRepeat:

@@ -21,7 +21,7 @@ from scipy.special import logsumexp, xlogy
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, as_rewards, calibrate
-from infalign.method.procedures import RankProcedure, parse_procedure, rewinds
+from infalign.method.procedures import RankProcedure, looks_at_ranks, parse_procedure
 
 Objective = Literal["reward", "win-rate"]
 Pair = tuple[float, float]  # the rewards of a failure and of a success
@@ -122,8 +122,8 @@ def optimum(
     (0.463074, 0.174683)
     """
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
-    if rewinds(served):
-        raise ConfigError(f"the optimum needs a procedure by rank; {served.name} compares with a threshold")
+    if not looks_at_ranks(served):
+        raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
     rewards = [as_rewards(row) for row in cast(Sequence[ArrayLike], rewards_PK)]
     if not rewards or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rewards):
         found = f"rows of shape {', '.join(sorted({str(row.shape) for row in rewards}))}" if rewards else "no prompts"

@@ -3,28 +3,21 @@
 :class:`CalibratedReward` ranks a reward among stored rewards of the prompt, :class:`PredictedRankReward` asks a model.
 """
 
-import contextlib
-import importlib
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from scipy.special import expit
 
-from infalign.core.errors import DataError, InfalignError, StoppedError
+from infalign.core.errors import DataError
+from infalign.core.user_code import user_code
 from infalign.method.by_name import TRL, ByName, UserReward, columns_of, split
 from infalign.method.calibration import Array, as_rewards, calibrate, not_a_number, snap_to_references
 from infalign.method.shapings import Shaping, as_shaping, parse_shaping
 from infalign.method.transforms import Transformation
-
-# Files of the code that calls or imports a function of the user.
-BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__, importlib.__file__, "<frozen importlib")
-
 
 Reward = Callable[..., Any]
 """A reward function, called by the names of its parameters (`infalign.method.by_name`): a number for each response."""
@@ -217,32 +210,6 @@ def ask(reward: Callable[..., object], prompts: list[Any], responses: list[str],
     """Return what ``reward``, called ``name``, gives for copies of prompts and responses. Raises as `user_code`."""
     with user_code(f"{name} raised"):
         return reward(deepcopy(prompts), list(responses))
-
-
-@contextlib.contextmanager
-def user_code(what: str, kind: type[InfalignError] = InfalignError) -> Iterator[None]:
-    """Run code of the user: whatever it raises, also SystemExit, becomes an error that says ``what`` and where.
-
-    Errors of infalign and signals pass. The working directory is afterwards what it was.
-    """
-    try:
-        with contextlib.chdir(Path.cwd()):
-            yield
-    except (InfalignError, KeyboardInterrupt, StoppedError):
-        raise
-    except BaseException as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(BETWEEN)]
-        place = f" in {Path(frames[0].filename).name}, line {frames[0].lineno}" if frames else ""
-        raise kind(
-            f"{what} {type(error).__name__}{place}: {_text(error)}; fix it and rerun the same command"
-        ) from error
-
-
-def _text(error: BaseException) -> str:
-    """Return the text of an error of the user's code, which can itself raise one, on a line."""
-    with contextlib.suppress(Exception):
-        return " ".join(str(error).split())[:300]
-    return "its text cannot be printed"
 
 
 def listed(values: object) -> list[Any] | str:

@@ -6,11 +6,12 @@ from typing import Any
 
 from infalign.core.errors import DataError
 from infalign.core.storage import hash_file, read_record, write_record
+from infalign.core.user_code import function_name, source_file
+from infalign.method.procedures import own_spellings
 from infalign.models.conversion import content_hash, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.tokenizers import TEMPLATES
 from infalign.recipe.settings import Recipe
-from infalign.rewards.function import function_name, source_file
 from infalign.training.solvers.offline import TRUNKS
 
 
@@ -51,7 +52,7 @@ class Digests:
 
 
 def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
-    """Return the recipe's settings; paths and reward functions become their ``content``, the hash of what they hold.
+    """Return the recipe's settings; paths, reward functions and own procedures become their ``content``, a hash.
 
     The path of a folder or a transformation does not count. A data file, a local data set and a reward function also
     have their ``name``. The content of a function is the source of its module; modules that it imports are not
@@ -66,6 +67,8 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
             del asked["time_limit"], asked["over_limit"]
     for name in ("seed", "url", "command", "api_key_env"):
         settings["rollout"]["engine"].pop(name, None)
+    if own := own_spellings(recipe.procedure):
+        settings["procedure"] = {"name": recipe.procedure.name, "own": [_of_function(spec, digests) for spec in own]}
     for source in (*settings["data"]["sources"], *settings["data"]["test"]):
         if source["path"] is not None:
             source["path"] = _content(folder / source["path"], digests) | {"name": source["path"]}

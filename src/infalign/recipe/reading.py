@@ -1,6 +1,7 @@
 """Read recipes from YAML, with overrides by ``--set key=value``."""
 
 from copy import copy
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from infalign.core.errors import ConfigError
 from infalign.core.settings import NOT_IN_TEXT, shown
+from infalign.core.user_code import is_file
+from infalign.method.procedures import respelled
 from infalign.recipe.built_in import find, meant
 from infalign.recipe.settings import Recipe
-from infalign.rewards.function import is_file
 
 YAML_ERRORS = (YAMLError, ValueError, LookupError, ArithmeticError, RecursionError)  # not only of YAML: of !!int x
 MAX_RECIPE_BYTES = 100_000
@@ -63,7 +65,9 @@ def recipe_of(content: bytes, path: Path, overrides: list[str] | None = None) ->
 
 
 def _beside(folder: Path, settings: dict[str, Any]) -> None:
-    """Make absolute paths of the files of reward functions and of the chat template, which lie in ``folder``."""
+    """Make absolute paths of the files of reward functions, procedures and the chat template in ``folder``."""
+    if isinstance(procedure := settings.get("procedure"), str):
+        settings["procedure"] = respelled(procedure, partial(_placed, folder))
     for name, key in (("reward", "function"), ("judge", "function"), ("gold", "function"), ("policy", "chat_template")):
         if not isinstance(section := settings.get(name), dict):
             continue

@@ -30,7 +30,7 @@ class Recipe(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="of splits, models, rollouts and the bootstrap")
     procedure: ProcedureSetting = Field(
         BestOfN(4),
-        description="how the policy is served: best-of-4, worst-of-4, rewind:0.85:32, standard, …; N ≤ 100,000",
+        description="how the policy is served: best-of-4, worst-of-4, mine.py:Mine, standard, …; N ≤ 100,000",
     )
     data: Data
     policy: PolicyModel

@@ -1,6 +1,7 @@
 """A first recipe: one of the two in the folder ``first``, with what the user named in its place, and checked."""
 
 import os
+from functools import partial
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -11,14 +12,14 @@ from ruamel.yaml import YAML
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
+from infalign.core.user_code import is_file
 from infalign.data.examples import parse_example
 from infalign.data.files import READERS, read_rows
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
-from infalign.method.procedures import is_extreme, rewinds
+from infalign.method.procedures import is_extreme, respelled, rewinds
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of
-from infalign.rewards.function import is_file
 from infalign.theory.choose import best_named
 
 FOLDER = Path(__file__).parent / "first"
@@ -42,7 +43,7 @@ def write_first_recipe(
     yaml.width = 200
     recipe: Any = yaml.load(FOLDER / ("scratch.yaml" if policy == "scratch" else "pretrained.yaml"))
     has_pairs = "path" not in sources["sources"][0] or _has_pairs(data)
-    recipe["run_dir"], recipe["procedure"] = f"runs/{path.stem}", procedure
+    recipe["run_dir"], recipe["procedure"] = f"runs/{path.stem}", respelled(procedure, partial(_from, path))
     for key, value in reversed(sources.items()):
         recipe["data"].insert(0, key, value)
     if policy != "scratch":
@@ -57,7 +58,7 @@ def write_first_recipe(
         raise ConfigError(f"{data} has no preference pairs to train a reward on; give --reward")
     elif policy == "scratch":
         aware["guide"]["trunk"] = "reward"
-    aware["kl_budget"], aware["transform"] = kl_budget, best_named(served.name, kl_budget, recipe["rollout"]["k"])
+    aware["kl_budget"], aware["transform"] = kl_budget, best_named(procedure, kl_budget, recipe["rollout"]["k"])
     if aware["transform"] == "identity":
         del recipe["policies"]["ordinary"]
     if is_extreme(served):
@@ -94,7 +95,10 @@ def _given_reward(reward: str, path: Path) -> dict[str, str]:
         return {"url": reward}
     if ":" not in reward or reward.startswith("package:"):
         return {"model": reward}
-    if is_file(reward):
-        file, _, name = reward.rpartition(":")
-        reward = f"{os.path.relpath(Path(file).resolve(), path.parent.resolve())}:{name}"
-    return {"function": reward}
+    return {"function": _from(path, reward)}
+
+
+def _from(path: Path, spec: str) -> str:
+    """Return what spells a function or a class, its file as seen from the recipe at ``path``."""
+    file, _, name = spec.rpartition(":")
+    return f"{os.path.relpath(Path(file).resolve(), path.parent.resolve())}:{name}" if is_file(spec) else spec

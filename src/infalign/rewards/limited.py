@@ -19,8 +19,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from infalign.core.errors import DataError, InfalignError
+from infalign.core.user_code import user_code
 from infalign.method.by_name import OWN, TRL, VERL
-from infalign.method.reward import listed, user_code
+from infalign.method.reward import listed
 
 LOGGER = logging.getLogger(__name__)
 SECONDS = 5.0  # for a response, by default: comparing two numbers may need more digits than there is memory
@@ -29,8 +30,9 @@ LATE = object()  # what is found where there was no answer
 PROGRAM = """\
 import sys
 sys.path[:] = {path!r}
-from infalign.rewards import function, limited
-limited.work(lambda: function.import_function({spec!r}), {needs!r}, {pipe})
+from infalign.core import user_code
+from infalign.rewards import limited
+limited.work(lambda: user_code.import_function({spec!r}), {needs!r}, {pipe})
 """
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
+from infalign.core.user_code import function_name, source_file
 from infalign.method.calibration import Array
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch, RewardFunction
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.function import function_name, source_file, weighted_reward
+from infalign.rewards.function import weighted_reward
 from infalign.rewards.heads import share_passes
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward

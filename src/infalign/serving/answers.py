@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.core.user_code import user_code
 from infalign.data.messages import Message, prompt_id
 from infalign.method.procedures import BaseQuantile, Draws, Served, Votes, parse_procedure
 from infalign.method.procedures.base import read_n
 from infalign.method.procedures.majority import MajorityVote, votes
-from infalign.method.reward import user_code
 from infalign.models.conversations import check_bytes, prompt_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.serving.batches import Batches
@@ -38,10 +38,10 @@ Scores = Batches[tuple[list[Message], str, str], float]
 AnyServed = Served | MajorityVote
 
 
-def parse_served(name: str) -> AnyServed:
+def parse_served(name: str, *, loads: bool = True) -> AnyServed:
     """Return the procedure that ``name`` spells, ``majority-of-8`` too. Raises ConfigError as `parse_procedure`."""
     votes = name.removeprefix("majority-of-")
-    return MajorityVote(read_n(votes)) if votes != name and votes.isdecimal() else parse_procedure(name)
+    return MajorityVote(read_n(votes)) if votes != name and votes.isdecimal() else parse_procedure(name, loads=loads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Desk:
         self.counts: Counter[str] = Counter(requests=0, answers=0, refused=0)
 
     def procedure(self, model: str) -> AnyServed:
-        """Return the procedure of a model's name. Raises `ApiError`."""
+        """Return the procedure of a model's name; only the server's own may be the user's code. Raises `ApiError`."""
         name = self.policy.name  # that of a folder may have a colon
         spelled = model.removeprefix(name)
         if spelled == model or spelled[:1] not in ("", ":"):
@@ -72,7 +72,8 @@ class Desk:
             said = f"this server has {name}; a procedure can follow it: {example}{more}"
             raise ApiError(404, f"the model {shown(model)} does not exist; {said}", param="model", code=MISSING_MODEL)
         try:
-            return parse_served(spelled[1:]) if spelled else self.policy.procedure
+            own = spelled[1:] in ("", self.policy.procedure.name)
+            return self.policy.procedure if own else parse_served(spelled[1:], loads=False)
         except ConfigError as error:
             raise ApiError(404, str(error), param="model", code=MISSING_MODEL) from error
 

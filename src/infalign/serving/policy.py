@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.http import checked_url
+from infalign.core.user_code import import_function
 from infalign.data.messages import Message
 from infalign.models.adapters import merge_adapter
 from infalign.models.conversations import prompt_ids
@@ -21,7 +22,6 @@ from infalign.models.pretrained import generation_of, is_adapter, load_policy, m
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
-from infalign.rewards.function import import_function
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
 from infalign.rewards.sources import Scorer

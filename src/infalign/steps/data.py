@@ -11,6 +11,7 @@ import pyarrow as pa
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import remove, write_table, write_text, writing
+from infalign.core.user_code import import_function
 from infalign.data.examples import Example, to_table
 from infalign.data.messages import to_text
 from infalign.data.sources import Data, read_examples
@@ -22,7 +23,6 @@ from infalign.models.tokenizers import check_response_end, load_tokenizer
 from infalign.pipeline.records import record_path
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.rewards.function import import_function
 from infalign.steps.run import Run
 
 HELD_OUT_PAIRS = 512

@@ -16,7 +16,7 @@ from scipy.optimize import minimize_scalar
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
 from infalign.method.judge import EstimatedJudge
-from infalign.method.procedures import Served, is_extreme, parse_procedure, rewinds
+from infalign.method.procedures import Served, distortion, is_extreme, parse_procedure, rewinds
 from infalign.method.transforms import LARGEST_M, Exponential, Identity, Log, Power, Tabulated, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import Law, check_kl, judged_win_rate, law_at_kl, resampled_win_rates
@@ -199,6 +199,8 @@ def choose(
     'exp:11'
     """
     procedure = parse_procedure(procedure) if isinstance(procedure, str) else procedure
+    for served in (procedure, base or procedure):
+        distortion(served)  # refused now if it has no law
     check_kl(kl)
     if not 2 <= rollouts <= MAX_ROLLOUTS:
         raise ConfigError(f"calibration takes 2 to {MAX_ROLLOUTS:,} rollouts per prompt, found {rollouts}")

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.judge import Judge
-from infalign.method.procedures import RankProcedure, rewinds
+from infalign.method.procedures import RankProcedure, looks_at_ranks
 from infalign.method.transforms import Transformation, at_ranks
 from infalign.theory.law import judged_win_rate, law_at_kl
 
@@ -99,7 +99,7 @@ def finite_rollouts(
     base = base or procedure
     prompts, rollouts = lengths_PC.shape[0], lengths_PC.shape[1] - 1
     for given in (procedure, base):
-        if rewinds(given):
+        if not looks_at_ranks(given):
             raise ConfigError(f"the loss from finite rollouts is known for procedures by rank, not for {given.name}")
     phi_C = at_ranks(transform, np.arange(rollouts + 1) / rollouts, rollouts)
     phi_C -= phi_C.max()

@@ -9,7 +9,7 @@ from scipy.special import ndtri
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.judge import MAX_NORMAL_SCORE, Judge, normal_density, normal_scores
-from infalign.method.procedures import Served, distortion, parse_procedure, rewinds
+from infalign.method.procedures import Served, distortion, looks_at_ranks, parse_procedure, rewinds
 from infalign.method.transforms import Tabulated
 from infalign.theory.contest import INSIDE, Contest, Policy
 from infalign.theory.law import MIN_KL, Law, aligned_law, check_kl
@@ -84,7 +84,7 @@ def optimal_by(judge: Judge, procedure: Served, *, kl: float) -> Optimum:
     Φ'(u) = h'(F(u))·A'(u). A is taken as constant below the rank `LAST_PIECE`, where a table has no digits. Raises
     ConfigError for Rewind-and-Repeat and for a budget out of reach.
     """
-    if rewinds(procedure):
+    if not looks_at_ranks(procedure):
         raise ConfigError(f"the optimum by a judge is known for procedures by rank, not for {procedure.name}")
     check_kl(kl)
     if np.ptp(judge.chance(SCORES)) < 1e-12:

@@ -8,7 +8,7 @@ A family is a module with a function ``parse``, and a line in `FAMILIES`.
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
-from infalign.method.procedures import extremes, order_statistics, rewind, standard
+from infalign.method.procedures import extremes, order_statistics, own, rewind, standard
 from infalign.method.procedures.base import (
     BaseQuantile,
     Distortion,
@@ -20,8 +20,9 @@ from infalign.method.procedures.base import (
     looks_at_ranks,
 )
 from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
-from infalign.method.procedures.mixture import Mixture, ranked
+from infalign.method.procedures.mixture import Mixture, ranked, respelled, spelled_parts
 from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, top_k
+from infalign.method.procedures.own import Own
 from infalign.method.procedures.rank_density import RankDensity
 from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
 from infalign.method.procedures.standard import Standard
@@ -48,7 +49,9 @@ __all__ = [
     "is_extreme",
     "kth_best",
     "looks_at_ranks",
+    "own_spellings",
     "parse_procedure",
+    "respelled",
     "rewinds",
     "top_k",
 ]
@@ -56,27 +59,35 @@ __all__ = [
 FAMILIES = (standard, extremes, order_statistics, rewind)
 
 
-def parse_procedure(name: str) -> Served:
+def parse_procedure(name: str, *, loads: bool = True) -> Served:
     """Return the procedure that ``name`` spells.
 
     ``standard``, ``best-of-4``, ``worst-of-4``, ``2nd-best-of-8``, ``top-2-of-8``, ``rewind:0.85:32``,
-    ``rewind:0.85:32:best``, and mixtures like ``0.5*best-of-2+0.5*standard``. Raises ConfigError for another name.
+    ``rewind:0.85:32:best``, ``pass@8`` and ``pass^8`` for the best and the worst of 8, ``mine.py:Mine`` for a class or
+    an instance of one's own, and mixtures like ``0.5*best-of-2+0.5*standard``. Without ``loads`` no code of the user's
+    is: what a client of a server may name. Raises ConfigError for another name.
 
     >>> parse_procedure("best-of-4")
     BestOfN(n=4)
     """
+    families = (*FAMILIES, own) if loads else FAMILIES
     try:
-        if "*" in name:
-            parts = [part.split("*") for part in name.split("+")]
-            return Mixture(tuple((float(weight), ranked(parse_procedure(part))) for weight, part in parts))
-        for family in FAMILIES:
+        if parts := spelled_parts(name):
+            return Mixture(tuple((float(share), ranked(parse_procedure(part, loads=loads))) for share, part in parts))
+        for family in families:
             found: Served | None = family.parse(name)
             if found is not None:
                 return found
     except ValueError:  # a number in the name is none
         pass
-    known = [spelling for family in FAMILIES for spelling in family.SPELLINGS]
+    known = [spelling for family in families for spelling in family.SPELLINGS]
     raise ConfigError(
         f"unknown procedure {name!r}; known: {', '.join(known)}, and mixtures like 0.5*best-of-2+0.5*standard"
         f"{did_you_mean(name, known, after='; ')}"
     )
+
+
+def own_spellings(procedure: Procedure) -> list[str]:
+    """Return what spells the user's own procedures among it and, if it is a mixture, its parts."""
+    parts = [part for _, part in procedure.parts] if isinstance(procedure, Mixture) else [procedure]
+    return [part.spelling for part in parts if isinstance(part, Own)]

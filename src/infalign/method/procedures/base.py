@@ -21,6 +21,9 @@ class Draws:
 
     number: int
 
+    def __post_init__(self) -> None:
+        check_n(self.number)
+
 
 @dataclass(frozen=True, slots=True)
 class BaseQuantile:
@@ -73,7 +76,7 @@ class RankProcedure(Procedure, Distortion, Protocol):
 
 def looks_at_ranks(procedure: Procedure) -> TypeIs[RankProcedure]:
     """Return whether a procedure is a distortion of CDFs, so that it only looks at ranks."""
-    return hasattr(procedure, "distortion")
+    return hasattr(procedure, "distortion") and hasattr(procedure, "density")
 
 
 def check_n(n: int) -> None:

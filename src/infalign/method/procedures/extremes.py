@@ -1,7 +1,7 @@
 """Best-of-N and Worst-of-N."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from infalign.method.procedures.base import (
     weights_from_counts,
 )
 
-SPELLINGS = ("best-of-N", "worst-of-N")
+SPELLINGS = ("best-of-N", "worst-of-N", "pass@N", "pass^N")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class _Extreme:
     """Serve of N draws the one with the largest sign · reward."""
 
     n: int
+    spelled: str = field(default="", repr=False, compare=False)
     word: ClassVar[str]
     sign: ClassVar[float]
 
@@ -36,8 +37,8 @@ class _Extreme:
 
     @property
     def name(self) -> str:
-        """``best-of-4`` or ``worst-of-4`` for N = 4."""
-        return f"{self.word}-of-{self.n}"
+        """``best-of-4`` or ``worst-of-4`` for N = 4, ``pass@4`` or ``pass^4`` where it is ``spelled`` so."""
+        return self.spelled or f"{self.word}-of-{self.n}"
 
     def serving(self, rng: np.random.Generator) -> Serving:
         """Serve the extreme of N draws; of those that tie the first, which is any of them, as draws are alike."""
@@ -111,4 +112,7 @@ def parse(name: str) -> Extreme | None:
     """Return the procedure that ``name`` spells, None if it is of another family."""
     if match := re.fullmatch(r"(best|worst)-of-(\d+)", name):
         return (BestOfN if match[1] == "best" else WorstOfN)(read_n(match[2]))
+    if match := re.fullmatch(r"pass([@^])(\d+)", name):
+        n = read_n(match[2])
+        return (BestOfN if match[1] == "@" else WorstOfN)(n, f"pass{match[1]}{n}")
     return None

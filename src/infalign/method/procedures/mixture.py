@@ -1,14 +1,16 @@
 """Procedures drawn at random."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError
+from infalign.core.spelling import spelling
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import RankProcedure, Serving, check_probabilities
-from infalign.method.procedures.rewind import Served, rewinds
+from infalign.method.procedures.base import Procedure, RankProcedure, Serving, check_probabilities, looks_at_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,11 @@ class Mixture:
         """``0.5*best-of-2+0.5*standard``."""
         return "+".join(f"{weight:.15g}*{part.name}" for weight, part in self.parts)
 
+    @property
+    def spelling(self) -> str:
+        """The name, with the folders of the user's own procedures."""
+        return "+".join(f"{weight:.15g}*{spelling(part)}" for weight, part in self.parts)
+
     def distortion(self, p: ArrayLike) -> Array:
         """Return Σ_i w_i·h_i(p)."""
         return np.asarray(sum(weight * part.distortion(p) for weight, part in self.parts))
@@ -57,8 +64,19 @@ class Mixture:
         return part.serving(rng)
 
 
-def ranked(part: Served) -> RankProcedure:
-    """Return a procedure that may be part of a mixture. Raises ConfigError for Rewind-and-Repeat."""
-    if rewinds(part):
-        raise ConfigError(f"a mixture cannot contain {part.name}, which compares with a threshold of the base policy")
+def ranked(part: Procedure) -> RankProcedure:
+    """Return a procedure that may be part of a mixture. Raises ConfigError for one that does not only look at ranks."""
+    if not looks_at_ranks(part):
+        raise ConfigError(f"a mixture cannot contain {part.name}, which does not only look at ranks")
     return part
+
+
+def spelled_parts(name: str) -> list[tuple[str, str]]:
+    """Return what spells the shares and the parts, ``0.5*best-of-2+0.5*standard``; nothing for another name."""
+    parts = [part.partition("*") for part in re.split(r"\+(?=[^*+]+\*)", name)]  # a folder's name may have a +
+    return [(share, part) for share, _, part in parts] if re.match(r"[-+.e\d]+\*", name) else []
+
+
+def respelled(name: str, change: Callable[[str], str]) -> str:
+    """Return the spelling of a procedure with a ``change`` of its own or of its parts'."""
+    return "+".join(f"{share}*{change(part)}" for share, part in spelled_parts(name)) or change(name)

@@ -27,6 +27,7 @@ from infalign.method.procedures.base import (
     check_n,
     checked_samples,
     falling_ratio,
+    looks_at_ranks,
     read_n,
 )
 from infalign.method.procedures.extremes import BestOfN
@@ -153,9 +154,19 @@ def rewinds(procedure: Procedure) -> TypeIs[RewindAndRepeat]:
     return isinstance(procedure, RewindAndRepeat)
 
 
-def distortion(procedure: Served, cdf_at: Callable[[float], ArrayLike] = float) -> Distortion:
-    """Return what ``procedure`` does to the CDF of a policy; ``cdf_at(u)`` is that CDF at base rank u, the base's u."""
-    return procedure.given(cdf_at(procedure.quantile)) if rewinds(procedure) else procedure
+def distortion(procedure: Procedure, cdf_at: Callable[[float], ArrayLike] = float) -> Distortion:
+    """Return what ``procedure`` does to the CDF of a policy; ``cdf_at(u)`` is that CDF at base rank u, the base's u.
+
+    Raises ConfigError for a procedure that does not only look at ranks, nor rewinds.
+    """
+    if rewinds(procedure):
+        return procedure.given(cdf_at(procedure.quantile))
+    if not looks_at_ranks(procedure):
+        raise ConfigError(
+            f"{procedure.name} is no rank procedure: without distortion and density it has no law; only win-rate, "
+            "generate and serve take it"
+        )
+    return procedure
 
 
 def _geometric(s: Array, n: int) -> Array:
