@@ -102,7 +102,7 @@ def test_units_that_left_the_recipe_are_not_of_it(run):
     page = html_of(run[1])
     seconds = dict(re.findall(r"<th scope=\"row\">([\w-]+)</th><td>([\d.]+)</td><td><span class=\"bar\"", page))
     assert (seconds["train"], seconds["evaluate"], seconds["calibrate"]) == ("3.0", "4.5", "1.5")
-    assert "rank-model" not in page
+    assert "reward-gone" not in page
 
 
 def test_rewards_have_the_confidence_of_their_fitting(run):

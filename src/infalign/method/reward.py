@@ -128,9 +128,9 @@ def logged(scores: Sequence[Score], given: Mapping[str, Any]) -> list[float]:
 class PredictedRankReward:
     """Φ(u), u = sigmoid(output) of a rank model, as a TRL reward function; the dataset needs only prompts.
 
-    ``reward(prompts, responses)`` returns the logit of the predicted rank of each response: a recipe's ``rank_model``,
-    or what :func:`infalign.training.supervised.fit_rank_model` trains, loaded as a ``ClassifierReward``. Prompts are as
-    the dataset has them, responses are text.
+    ``reward(prompts, responses)`` returns the logit of the predicted rank of each response: what
+    :func:`infalign.training.supervised.fit_rank_model` trains, loaded as a ``ClassifierReward``. Prompts are as the
+    dataset has them, responses are text.
 
     Raises DataError if an output or its Φ(u) is not finite (TRL would train on it in silence).
     """
