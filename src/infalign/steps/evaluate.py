@@ -25,8 +25,7 @@ from infalign.report.trackers import track
 from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer, load_rewards
 from infalign.sampling.prompts import PromptTable, repeated, rollout_keys
-from infalign.steps.costs import DRAWN, READ, Pass
-from infalign.steps.run import Run
+from infalign.steps.run import DRAWN, READ, Pass, Run
 from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
 from infalign.training.solvers.base import Solver
 

@@ -18,9 +18,8 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.costs import READ, Pass
 from infalign.steps.policy_inputs import PolicyInputs
-from infalign.steps.run import Run
+from infalign.steps.run import READ, Pass, Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Solver, States
 from infalign.training.solvers.offline import Offline
