@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.conversations import check_bytes, conversation_ids
-from infalign.models.logprobs import length_batches, right_padded
+from infalign.models.logprobs import BATCH_TOKENS, length_batches, right_padded
 from infalign.models.pretrained import loading, read_weights
 from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import set_date
@@ -82,7 +82,7 @@ class ClassifierReward:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        batch_tokens: int = 16384,
+        batch_tokens: int = BATCH_TOKENS,
         outputs: int = 1,
     ) -> None:
         name = model.config.name_or_path or type(model).__name__

@@ -24,8 +24,6 @@ from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Solver, States
 from infalign.training.solvers.offline import Offline
 
-BATCH_TOKENS = 16384  # tokens per forward pass
-
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield the states in each part of the rollouts, for each kind that some policy reads, then the log-probabilities.
@@ -128,7 +126,7 @@ def _compute_logprobs(policy: Offline, inputs: PolicyInputs, compute: Compute, o
     """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
     import torch
 
-    from infalign.models.logprobs import token_logprobs
+    from infalign.models.logprobs import BATCH_TOKENS, token_logprobs
     from infalign.models.packed import can_pack, packed_logprobs
     from infalign.models.top_layers import starting_from_states
 
@@ -151,4 +149,4 @@ def _compute_logprobs(policy: Offline, inputs: PolicyInputs, compute: Compute, o
         with mixed:
             if together:
                 return packed_logprobs(model, prompts, responses, BATCH_TOKENS, stored=states, on_progress=report)
-            return token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)
+            return token_logprobs(model, prompts, responses)

@@ -14,6 +14,7 @@ from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from infalign.data.examples import Example
 from infalign.data.messages import Message, Pair, reply
 from infalign.models.conversations import conversation_ids, training_ids
+from infalign.models.logprobs import IGNORED
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import (
@@ -26,7 +27,6 @@ from infalign.training.common import (
 )
 from infalign.training.output_folder import Job
 
-IGNORED = -100  # the label of a token without loss
 PIECE = 1024  # number of rows held as Python lists at once
 Ranked = tuple[list[Message], str, float]  # prompt, response, Ĉ
 
