@@ -117,8 +117,8 @@ class Recipe(Settings):
 
     def machine_warnings(self) -> list[str]:
         """Return warnings about the machine: torch is loaded only where something is computed in bfloat16."""
-        sections = (*self.models.values(), *self.policies.values())
-        mixed = any(section.fit is not None and section.fit.bf16 for section in sections)
+        fits = [*(model.fit for model in self.models.values()), *(policy.fit for policy in self.policies.values())]
+        mixed = any(fit is not None and fit.bf16 for fit in fits)
         if not (mixed or self.compute.dtype == "bfloat16") or not self.compute.imitates_bfloat16():
             return []
         return [
