@@ -138,7 +138,6 @@ def write_yaml(value: Any) -> str:
 
 
 def _fault(error: Exception) -> str:
-    """Return what is wrong with YAML, with the line number if it is known."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         said = " ".join(filter(None, (error.context, error.problem)))
         return f"line {error.problem_mark.line + 1}: {said}"

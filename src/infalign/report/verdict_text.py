@@ -93,13 +93,11 @@ def _as_good(results: Numbers, best: str, judge: str) -> str:
 
 
 def _of_budget(policy: Numbers) -> str:
-    """Return how much of its KL budget a policy has spent; "" for one that has none."""
     part = _spent(policy)
     return "" if part is None else f" ({part:.0%} of its budget)"
 
 
 def _spent(policy: Numbers) -> float | None:
-    """Return the share of its KL budget that a policy has spent; None for one that has none."""
     budget: float | None = policy["kl_budget"]
     return None if budget is None else float(policy["kl"]["mean"]) / budget
 
