@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from infalign.core.settings import one_of
-from infalign.training.solvers import bonbon, bond, distil, ipo, maxk, on_policy, ppo, qrpo, resample
+from infalign.training.solvers import bond, distil, maxk, on_policy, pairs, ppo, qrpo, resample
 from infalign.training.solvers.base import Solver
 
 KINDS: dict[str, type[Solver]] = {
     "qrpo": qrpo.Settings,
     "resample": resample.Resample,
-    "ipo": ipo.Settings,
+    "ipo": pairs.Ipo,
     "bon-sft": resample.BonSft,
-    "bonbon": bonbon.Settings,
+    "bonbon": pairs.Bonbon,
     "distil": distil.Settings,
     "rloo": on_policy.Rloo,
     "ppo": ppo.Settings,
