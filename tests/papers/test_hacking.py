@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from enumerable import quiet
+from hacking import fit_rank_model
 from scipy.special import expit
 
 from infalign.data.messages import Message
@@ -14,7 +15,6 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
 from infalign.rewards.classifier import ClassifierReward
 from infalign.training.common import save_model
-from infalign.training.supervised import fit_rank_model
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
 PROMPT: list[Message] = [{"role": "user", "content": "a word"}]
