@@ -19,11 +19,13 @@ from infalign.data.messages import Message, from_cell, prompt_id
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
 from infalign.models.settings import Compute
+from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import RewardFunction
 
 KEY_VARIABLE = "INFALIGN_REWARD_KEY"
 CALIBRATED = ("prompt", "prompt_id", "reference_rewards", "columns")  # the columns of calibrated.parquet
 _loading = Lock()
+_load_tokenizer = cache(load_tokenizer)
 
 
 def from_environment() -> CalibratedReward:
@@ -81,13 +83,6 @@ def find_tokenizer(source: str) -> Any | None:
     own = str(Path(source) / "data" / "tokenizer") if _is_run(source) else None
     path = os.environ.get("INFALIGN_TOKENIZER") or own
     return None if path is None else _load_tokenizer(path)
-
-
-@cache
-def _load_tokenizer(path: str) -> Any:
-    from infalign.models.tokenizers import load_tokenizer
-
-    return load_tokenizer(path)
 
 
 def tokenizer(source: str) -> Any:
