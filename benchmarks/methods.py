@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from infalign.core.errors import ConfigError
-from infalign.core.spelling import hint
+from infalign.core.spelling import did_you_mean
 from infalign.method.procedures import Extreme, is_extreme
 from infalign.recipe.settings import Recipe
 from infalign.training.solvers import KINDS
@@ -112,7 +112,8 @@ def read_method(name: str) -> Method:
         if method.transform != AWARE:
             raise ConfigError(f"{name} does not exist: {match[1]} has the same transformation for every N")
         return replace(method, about=f"{method.about}, for N = {n}", n=n)
-    raise ConfigError(f"unknown method {name!r}; {hint(name, METHODS)}")
+    known = did_you_mean(name, METHODS) or f"known: {', '.join(METHODS)}"
+    raise ConfigError(f"unknown method {name!r}; {known}")
 
 
 def extreme_procedure(recipe: Recipe) -> Extreme:

@@ -42,8 +42,7 @@ from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import states_of
 from infalign.models.top_layers import starting_from_states
 from infalign.models.top_tokens import TopTokens
-from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.heads import share_passes
+from infalign.rewards.classifier import ClassifierReward, share_passes
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.training.common import lora_config

@@ -15,12 +15,20 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from datasets import Dataset
+from peft import TaskType
 from rich.console import Console
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, TrainingArguments
 
 from infalign.core.errors import DataError
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import MESSAGES, Message, prompt_id, reply
 from infalign.method.calibration import Array, calibrate, win
+from infalign.models.conversations import conversation_ids
+from infalign.models.pretrained import load_classifier
+from infalign.models.settings import Fit
 from infalign.pipeline.records import records
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
@@ -31,10 +39,12 @@ from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
 from infalign.steps.reward_model import reward_start
 from infalign.steps.run import Run
-from infalign.training.output_folder import drop_long_rows
-from infalign.training.supervised import fit_rank_model, fit_reward_model
+from infalign.training.common import LossTrainer, run_training, trainer_config, training_order, with_adapter
+from infalign.training.output_folder import Job, drop_long_rows
+from infalign.training.supervised import fit_reward_model
 
 Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
+Ranked = tuple[list[Message], str, float]  # prompt, response, Ĉ
 Side = Literal["chosen", "rejected"]
 PHRASES = ("Sorry, I can't help you with that", "Sure")  # as in the paper
 TESTS = {  # (preferred, other) by index in: chosen, rejected, chosen with phrase, rejected with phrase
@@ -247,3 +257,32 @@ def _ranked(origin: str, prompts: list[list[Message]], responses: list[str], ran
             "rank": pa.array(ranks, pa.float64()),
         }
     )
+
+
+def fit_rank_model(
+    start: str, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Ranked], fit: Fit, job: Job
+) -> list[dict[str, Any]]:
+    """Fit a classifier that predicts ranks (paper, figure 7) from the model folder or id ``start``; return the log.
+
+    Saves a one-output sequence classifier, read as a Bradley–Terry reward model is. The loss is the cross-entropy
+    between Ĉ and the sigmoid of the output. Its minimum is at E[Ĉ | x, y], so the output is the logit of a win rate.
+    """
+    model = load_classifier(start)
+    model.config.pad_token_id = tokenizer.pad_token_id
+
+    ids = conversation_ids(tokenizer, [[*prompt, reply(response)] for prompt, response, _ in rows])
+    data = Dataset.from_dict({"input_ids": ids, "rank": [rank for _, _, rank in rows]})
+    order = training_order([len(token_ids) for token_ids in ids], fit.epochs, fit.batch_size, job.seed)
+    trainer = LossTrainer(
+        _rank_loss,
+        model=with_adapter(model, fit, TaskType.SEQ_CLS),
+        args=trainer_config(TrainingArguments, fit, job, remove_unused_columns=False, label_names=["rank"]),
+        train_dataset=data.select(order),
+        data_collator=DataCollatorWithPadding(tokenizer),
+    )
+    return run_training(trainer, job).save(tokenizer)
+
+
+def _rank_loss(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits.squeeze(-1)
+    return binary_cross_entropy_with_logits(logits.float(), inputs["rank"].float()), {}

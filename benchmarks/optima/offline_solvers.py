@@ -18,12 +18,10 @@ from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
 from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
-from infalign.training.solvers.bon_sft import best_of_n_tuning
-from infalign.training.solvers.bonbon import bonbon
-from infalign.training.solvers.ipo import ipo
 from infalign.training.solvers.offline import Objective
+from infalign.training.solvers.pairs import bonbon, ipo
 from infalign.training.solvers.qrpo import qrpo, squared
-from infalign.training.solvers.resample import resampling
+from infalign.training.solvers.resample import best_of_n_tuning, resampling
 
 TAU = 0.3
 EXP10 = Exponential(10)

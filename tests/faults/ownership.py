@@ -183,16 +183,6 @@ def linked_model(lab: Lab) -> None:
     assert not (root / "models" / "aware").is_symlink()
 
 
-@fault(2, {"a comment": "# Careful with the budget.\nRECORDED", "a blank line": "RECORDED\n"}, brief=True)
-def own_recipe(lab: Lab, text: str) -> Seen:
-    """The user edits the recipe in the run directory and runs it → Copy it elsewhere: a run would replace it."""
-    root = lab.copy()
-    recipe = root / "recipe.yaml"
-    recipe.write_text(text.replace("RECORDED", recipe.read_text()))
-    with untouched(root):
-        return refused("run", recipe, "--set", f"run_dir={root}")
-
-
 @fault(0, brief=True)
 def beside_records(lab: Lab) -> None:
     """A file of the user lies beside the records → Nothing; it stays."""

@@ -24,7 +24,7 @@ from infalign.data.messages import prompt_id
 from infalign.integrations import environment as source
 from infalign.integrations import openrlhf, verl
 from infalign.integrations import trl as adapter
-from infalign.integrations.environment import from_environment, score
+from infalign.integrations.environment import conversation, from_environment
 from infalign.integrations.server import app
 from infalign.rewards import base as rewards
 from infalign.rewards.classifier import ClassifierReward
@@ -33,6 +33,11 @@ from infalign.world import gold
 PROMPT = [{"role": "user", "content": "How do I bake bread?"}]
 RESPONSES = ["Knead the dough.", "Please, please knead the dough and wait.", ""]
 REFERENCES = [-3.0, -1.0, 0.0, 0.5, 2.0]
+
+
+def score(prompt: Any, response: Any, references: list[float], *, prompt_id: str | None = None) -> Any:
+    """Return what a response is worth, as an adapter asks for it."""
+    return from_environment().score(conversation(prompt, prompt_id), response, references, None)
 
 
 @pytest.fixture(autouse=True)

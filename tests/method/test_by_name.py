@@ -9,8 +9,7 @@ import pytest
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.by_name import ABSENT, GIVEN, TRAINER, ByName, columns_of, warn_of_column
-from infalign.method.reward import CalibratedReward, PredictedRankReward
-from infalign.method.transforms import Identity
+from infalign.method.reward import CalibratedReward
 from infalign.training.on_policy_trainer import with_row_columns
 
 PROMPTS = [[{"role": "user", "content": "2 + 3?"}], [{"role": "user", "content": "2 + 4?"}]]
@@ -113,8 +112,7 @@ def test_an_argument_of_trl_has_its_value_inside_trl_and_exists_only_there(form:
     given, rows = {"reference_rewards": [[0.0, 1.0]] * 2, name: value}, [json.dumps({name: "old"})] * 2
     CalibratedReward(needs, "identity")(PROMPTS, said, **given)
     CalibratedReward(with_row_columns(ByName(needs)), "identity")(PROMPTS, said, columns=rows, **given)
-    PredictedRankReward(needs, Identity())(PROMPTS, said, **given)
-    assert seen == [value] * 3
+    assert seen == [value] * 2
     if name.startswith("log_"):
         ByName(needs)(PROMPTS, RESPONSES, {})
         assert seen.pop()("name", 1.0) is None

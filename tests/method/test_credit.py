@@ -8,7 +8,7 @@ from finite_model import FiniteModel
 
 from infalign.core.errors import DataError
 from infalign.method.calibration import Array
-from infalign.method.credit import credit, served_win_rate
+from infalign.method.group_advantages import credit, served_win_rate
 from infalign.method.procedures import BestOfN, WorstOfN
 
 PROCEDURES = [BestOfN(1), BestOfN(2), BestOfN(3), WorstOfN(2), WorstOfN(3)]

@@ -18,8 +18,7 @@ from infalign.models.pretrained import load_without_head
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.models.tokenizers import load_tokenizer
-from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.heads import share_passes
+from infalign.rewards.classifier import ClassifierReward, share_passes
 from infalign.training.common import save_model
 from infalign.training.frozen_head import fit_head, fit_weights, pooled_states, prompt_folds
 
@@ -139,7 +138,7 @@ def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.Mo
     found = [reward(*asked) for reward in shared]
     np.testing.assert_allclose(found, alone, rtol=1e-5)
     assert len(passes) == 1
-    monkeypatch.setattr("infalign.rewards.heads.KEPT", 3)  # as if it were full
+    monkeypatch.setattr("infalign.rewards.classifier.KEPT", 3)  # as if it were full
     for _ in range(2):
         assert shared[1]([user("Why?")], ["No"]) == pytest.approx(rewards[1]([user("Why?")], ["No"]))
     assert len(passes) == 5

@@ -59,7 +59,6 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
         ("sft", {"rows": 9, "rows_rendered_otherwise": 3}, {"rows_rendered_otherwise": 0}, "renders 3 of 9 responses"),
         ("train-aware", {"overfitted": True}, {"overfitted": False}, "lower its fit.learning_rate"),
         ("reward", {"test_accuracy": {"low": 0.5}}, {"test_accuracy": {"low": 0.51}}, "better than chance; .*pairs"),
-        ("rank-model", {"rank_correlation": {"low": 0.0}}, {"rank_correlation": {"low": 0.1}}, "raise rollout.prompts"),
         ("data", {"with_tools": 3}, {"with_tools": 0}, "3 rows with tools; .* use a reward function"),
         ("calibrate", {"prompts": 8, "degenerate_prompts": 5}, {"degenerate_prompts": 4}, "5 of 8 .* raise rollout.k"),
         ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the budget of 1; raise .*epochs"),

@@ -28,6 +28,8 @@ from rich.console import Console
 from infalign.core.display import amount, share
 from infalign.core.errors import ConfigError
 from infalign.recipe.layout import Layout
+from infalign.recipe.reading import load_recipe
+from infalign.report.card import model_card
 from infalign.report.page import examples
 from infalign.report.results import read_results
 from infalign.report.scored_samples import ScoredSamples
@@ -102,7 +104,7 @@ def test_units_that_left_the_recipe_are_not_of_it(run):
     page = html_of(run[1])
     seconds = dict(re.findall(r"<th scope=\"row\">([\w-]+)</th><td>([\d.]+)</td><td><span class=\"bar\"", page))
     assert (seconds["train"], seconds["evaluate"], seconds["calibrate"]) == ("3.0", "4.5", "1.5")
-    assert "rank-model" not in page
+    assert "reward-gone" not in page
 
 
 def test_rewards_have_the_confidence_of_their_fitting(run):
@@ -251,3 +253,12 @@ def test_rewards_that_are_right_or_wrong_have_pass_at_k(tmp_path):
     assert share(found["only"]["8"]) in re.sub(r"<[^>]+>", "", page)
     print_table(tmp_path, Console(file=(terminal := io.StringIO()), width=120))
     assert all(share(found[name][f"{SAMPLES}"]) in terminal.getvalue() for name in right)
+
+
+def test_a_card_names_no_folder_of_this_machine(run, tmp_path):
+    """It is made to be uploaded: a reward function in a file is named without where the file lies."""
+    recipe = load_recipe("demo", [f"gold.function={{infalign.world:gold: 0.5, {tmp_path}/mine.py:score: 1}}"])
+    found = read_results(run[1])
+    card = model_card(recipe, found | {"judges": ["gold"]}, "aware", prompts=7)
+    assert "- gold: the Python function 0.5 × `infalign.world:gold` + `mine.py:score`; a second judge" in card
+    assert str(tmp_path) not in card

@@ -29,7 +29,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from infalign.core.errors import StoppedError
-from infalign.core.signals import raise_outside
+from infalign.core.errors import raise_outside
 from infalign.serving.web import listen
 signal.signal(signal.SIGTERM, lambda _, frame: raise_outside(StoppedError, frame))  # as the command line does
 async def slow(request):

@@ -27,10 +27,9 @@ from infalign.pipeline.records import FORMAT, record_path
 from infalign.pipeline.units import Unit, identify
 from infalign.recipe.settings import Recipe
 from infalign.sampling.prompts import PromptTable
-from infalign.steps.costs import READ, TRAINED, Pass
 from infalign.steps.data import make_tokenizer, prepare_data
 from infalign.steps.dry_run import print_plan
-from infalign.steps.run import Run
+from infalign.steps.run import READ, TRAINED, Pass, Run
 from infalign.steps.time_estimate import SAMPLED_ROWS, Counts, UnknownSizeError, count, parameters_of, read_sample
 from infalign.steps.whole_run import units
 

@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_named(run: Path, tmp_path: Path, texts: list[str],
 def test_an_adapter_or_nothing_is_no_policy_to_measure(run: Path) -> None:
     """Each is refused with what to do."""
     for folder, said in (
-        (run / "models" / "adapted" / "adapter", "is an adapter, not a whole model; merge it first"),
+        (run / "models" / "adapted" / "adapter", "is a LoRA adapter, but a whole model is needed here"),
         ("/no/where", "the folder does not exist"),
     ):
         assert said in micro.infalign("run", run, "--policy", folder)[2]

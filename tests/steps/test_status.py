@@ -11,8 +11,7 @@ import micro
 import pytest
 
 from infalign.core.storage import read_record, write_record
-from infalign.pipeline.changes import changes
-from infalign.pipeline.pending import pending
+from infalign.pipeline.pending import changes, pending
 from infalign.pipeline.units import identify
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.reading import load_recipe

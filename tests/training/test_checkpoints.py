@@ -9,6 +9,7 @@ import enumerable
 import pytest
 import torch
 from enumerable import Enumerable, quiet
+from hacking import fit_rank_model
 from safetensors.torch import load_file
 
 from infalign.core.progress import OnProgress
@@ -27,7 +28,7 @@ from infalign.training.on_policy_trainer import Problem, fit_on_policy
 from infalign.training.output_folder import Job
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.qrpo import qrpo, squared
-from infalign.training.supervised import demonstrations, fine_tune, fit_rank_model, fit_reward_model
+from infalign.training.supervised import demonstrations, fine_tune, fit_reward_model
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
 WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")

@@ -23,11 +23,9 @@ from infalign.theory.law import aligned_law, law_at_kl
 from infalign.training.common import LossTrainer, trainer_config, with_adapter
 from infalign.training.offline_trainer import RolloutRegression, _Collator, fit_to_rollouts
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.bon_sft import best_of_n_tuning
-from infalign.training.solvers.bonbon import bonbon, bonbon_margin
-from infalign.training.solvers.ipo import ipo
+from infalign.training.solvers.pairs import bonbon, bonbon_margin, ipo
 from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
-from infalign.training.solvers.resample import resampling
+from infalign.training.solvers.resample import best_of_n_tuning, resampling
 
 QUICK = ("qrpo guided",)
 

@@ -16,10 +16,9 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.cli import init, pass_at_k, recipes, run, serving, theory, trainers, win_rate
+from infalign.cli import pass_at_k, recipes, run, serving, theory, trainers, win_rate
 from infalign.core.display import printable
-from infalign.core.errors import InfalignError, StoppedError
-from infalign.core.signals import raise_outside
+from infalign.core.errors import InfalignError, StoppedError, raise_outside
 
 __all__ = ["app", "main"]
 
@@ -51,7 +50,7 @@ model, 3 invalid data, 4 unfinished (rerun to resume), 130 SIGINT, 143 SIGTERM,
 
 COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and how their help ends
     "Run a recipe": {run.run: None, run.status: run.STATUS_EPILOGUE},
-    "Write your own recipe": {init.init: init.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
+    "Write your own recipe": {recipes.init: recipes.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
     "Use an aligned policy": {
         serving.generate: serving.GENERATE_EPILOGUE,
         serving.serve: serving.SERVE_EPILOGUE,

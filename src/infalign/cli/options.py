@@ -25,12 +25,6 @@ def _whole(_: type, tokens: Sequence[Token]) -> int:
 
 
 WHOLE = Parameter(converter=_whole)  # cyclopts alone would read 1.5 as 2
-RecipePath = Annotated[
-    str,
-    Parameter(
-        help="A recipe: a YAML file, or the name of a built-in recipe, such as demo.", completer=completion.recipes
-    ),
-]
 Overrides = Annotated[
     list[str] | None,
     Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.", completer=completion.keys),

@@ -137,7 +137,6 @@ class Server:
         failures: dict[int, Exception] = {}
         begun = 0
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
-            portal.call(resolve_names_in_daemons)
             turns = portal.call(Semaphore, at_once)
 
             async def in_turn(number: int, item: Asked) -> Answer:
@@ -276,15 +275,6 @@ class _DaemonThreads(ThreadPoolExecutor):
 
         threading.Thread(target=work, daemon=True).start()
         return future
-
-
-def run_within(seconds: float, work: Callable[[], Answer]) -> Answer:
-    """Return what ``work`` returns, or raise TimeoutError and leave it to itself: no name resolution can be ended."""
-    try:
-        found: Answer = _DaemonThreads().submit(work).result(seconds)
-    except TimeoutError as error:
-        raise TimeoutError(f"no connection within {seconds:g} s; does the name resolve?") from error
-    return found
 
 
 def resolve_names_in_daemons() -> None:

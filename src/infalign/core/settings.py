@@ -1,8 +1,7 @@
 """The base of all settings: an unknown key is an error, values do not change, and text becomes a value on reading."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, ClassVar, Protocol, Union
 
 from pydantic import (
@@ -127,11 +126,6 @@ def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
 
     union = Union[tuple(kinds.values())]  # type: ignore[valid-type] # noqa: UP007
     return Annotated[union, WrapValidator(read)]
-
-
-def kinds_in(package: str, modules: Sequence[str]) -> dict[str, Any]:
-    """Return the class ``Settings`` of each module of a package, by the module's name with hyphens."""
-    return {module.replace("_", "-"): import_module(f"{package}.{module}").Settings for module in modules}
 
 
 def shown(value: object) -> str:

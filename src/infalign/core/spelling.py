@@ -31,17 +31,6 @@ def nearest(word: str, known: Collection[str]) -> str | None:
     return plain[found[0]] if len(found) == 1 else None
 
 
-def hint(word: str, known: Collection[str]) -> str:
-    """Return the question whether the nearest known word is meant, or all known words.
-
-    >>> hint("expp:3", ["identity", "exp:T (for example exp:10)"])
-    'did you mean exp:T (for example exp:10)?'
-    >>> hint("x", ["rloo", "qrpo"])
-    'known: rloo, qrpo'
-    """
-    return did_you_mean(word, known) or f"known: {', '.join(known)}"
-
-
 def did_you_mean(word: str, known: Collection[str], *, after: str = "") -> str:
     """Return the question whether the nearest known word is meant, ``after`` what was said; nothing if none is near."""
     near = nearest(word, known)

@@ -1,11 +1,9 @@
 """Splits in which no two parts share the start of a conversation."""
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
-from infalign.core.errors import ConfigError
 from infalign.data.examples import Example
 from infalign.data.messages import digest
 
@@ -15,11 +13,8 @@ def split_by_group(
 ) -> dict[str, list[Example]]:
     """Return the examples of each named part, every group whole in the part that its hash and ``seed`` choose.
 
-    A group's part does not depend on the other examples, so the sizes meet ``fractions`` only on average.
-    Raises ConfigError unless the fractions are non-negative and sum to 1.
+    A group's part does not depend on the other examples, so the sizes meet ``fractions``, whose sum is 1, on average.
     """
-    if not all(fraction >= 0 for fraction in fractions.values()) or not math.isclose(sum(fractions.values()), 1):
-        raise ConfigError(f"the fractions {dict(fractions)} must be non-negative and sum to 1")
     names = list(fractions)
     bounds = list(accumulate(fractions.values()))[:-1]
     parts: dict[str, list[Example]] = {name: [] for name in names}

@@ -22,24 +22,13 @@ def rank_error(rollouts: int, *, confidence: float = 0.95) -> float:
     return float(np.sqrt(np.log(2.0 / (1.0 - confidence)) / (2.0 * rollouts)))
 
 
-def rank_correlations(predicted_PK: Array, ranks_PK: Array) -> Array:
-    """Return Spearman's correlation within each prompt, shape (P,); 0 where all predictions tie.
-
-    Ties have mid-ranks. ``ranks_PK`` are calibrated rewards, so already mid-ranks; those of a prompt must not all tie.
-    """
-    found_PK = calibrate(predicted_PK, np.sort(predicted_PK, axis=1)) - 0.5
-    true_PK = ranks_PK - 0.5  # the mean of mid-ranks
-    together_P = np.sqrt((found_PK**2).sum(axis=1) * (true_PK**2).sum(axis=1))
-    products_P = (found_PK * true_PK).sum(axis=1)
-    return np.asarray(np.divide(products_P, together_P, out=np.zeros_like(products_P), where=together_P > 0))
-
-
 def agreement(rewards_PM: Array, judged_PM: Array) -> Array:
     """Return Spearman's correlation of two sources of rewards within each prompt, shape (P′,).
 
     Prompts where all rewards of one source tie are left out. The agreement of reward and judge bounds
     what a policy can win by the judge; that of reward and length shows what is learned besides. P′ may be 0.
     """
-    differ = (rewards_PM.max(axis=1) > rewards_PM.min(axis=1)) & (judged_PM.max(axis=1) > judged_PM.min(axis=1))
-    judged = judged_PM[differ]
-    return rank_correlations(rewards_PM[differ], calibrate(judged, np.sort(judged, axis=1)))
+    differ = (np.ptp(rewards_PM, axis=1) > 0) & (np.ptp(judged_PM, axis=1) > 0)
+    # Mid-ranks, less their mean.
+    ours, theirs = (calibrate(own, np.sort(own, axis=1)) - 0.5 for own in (rewards_PM[differ], judged_PM[differ]))
+    return np.asarray((ours * theirs).sum(axis=1) / np.sqrt((ours**2).sum(axis=1) * (theirs**2).sum(axis=1)))

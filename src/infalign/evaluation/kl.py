@@ -10,7 +10,7 @@ import numpy as np
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.memory import at_once
 from infalign.method.calibration import Array
-from infalign.models.logprobs import IGNORED, TokenIds, evaluating, padded_batches, scored_logits
+from infalign.models.logprobs import BATCH_TOKENS, IGNORED, TokenIds, evaluating, padded_batches, scored_logits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ def rao_blackwell_kl(
     prompt_ids: TokenIds,
     completion_ids: TokenIds,
     *,
-    batch_tokens: int,
+    batch_tokens: int = BATCH_TOKENS,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Array:
     """Estimate KL(policy ‖ reference) from completions sampled from the policy, in nats, one estimate per sequence.

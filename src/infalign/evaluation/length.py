@@ -78,7 +78,6 @@ def length_controlled(
 
 
 def _never_equal(difference: float) -> DataError:
-    """Return the error for lengths that all differ one way."""
     way = "longer" if difference > 0 else "shorter"
     return DataError(f"no pair of equal length: every served response of the policy is {way} than the base policy's")
 

@@ -8,7 +8,7 @@ directory, ``INFALIGN_TOKENIZER`` names the policy's tokenizer where one is need
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -16,31 +16,16 @@ from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, from_cell, prompt_id
-from infalign.method.reward import CalibratedReward, Score
+from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
 from infalign.models.settings import Compute
+from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import RewardFunction
 
 KEY_VARIABLE = "INFALIGN_REWARD_KEY"
 CALIBRATED = ("prompt", "prompt_id", "reference_rewards", "columns")  # the columns of calibrated.parquet
 _loading = Lock()
-
-
-def score(
-    prompt: Sequence[Message],
-    response: Any,
-    reference_rewards: Sequence[float],
-    row: Mapping[str, object] | None = None,
-    *,
-    prompt_id: str | None = None,
-) -> Score:
-    """Return what a response is worth by the reward that the environment names; a response is text or messages.
-
-    ``reference_rewards`` are the prompt's, sorted, and ``prompt_id`` is the one that they were made for; ``row`` has
-    the columns that a function may read. Raises ConfigError if the environment names no usable reward, DataError for a
-    prompt that is not in messages or not the one of ``prompt_id``, and as `CalibratedReward.scores`.
-    """
-    return from_environment().score(conversation(prompt, prompt_id), response, reference_rewards, row)
+_load_tokenizer = cache(load_tokenizer)
 
 
 def from_environment() -> CalibratedReward:
@@ -98,13 +83,6 @@ def find_tokenizer(source: str) -> Any | None:
     own = str(Path(source) / "data" / "tokenizer") if _is_run(source) else None
     path = os.environ.get("INFALIGN_TOKENIZER") or own
     return None if path is None else _load_tokenizer(path)
-
-
-@cache
-def _load_tokenizer(path: str) -> Any:
-    from infalign.models.tokenizers import load_tokenizer
-
-    return load_tokenizer(path)
 
 
 def tokenizer(source: str) -> Any:

@@ -29,7 +29,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
     ``prompts`` are rendered, ``queries`` are these with a response and special tokens. Raises DataError for a label
     that is no such object and for a query that does not begin with its prompt, ConfigError if the policy's tokenizer is
-    not known, and as `integrations.environment.score`.
+    not known, and as `CalibratedReward.scores`.
     """
     import torch
 

@@ -33,7 +33,7 @@ def reward(
     Where the policy's tokenizer is known, special tokens in a response are seen, which TRL leaves out of its text; a
     function of TRL's form gets its completions, and whatever else TRL gives.
     With the column prompt_id, as in calibrated.parquet, a prompt that is not the one of its reference rewards is found.
-    Raises ConfigError and DataError as `integrations.environment.score`.
+    Raises ConfigError and DataError as `CalibratedReward.scores`.
     """
     identities: Sequence[str | None] = prompt_id or [None] * len(prompts)
     asked = [conversation(*pair) for pair in zip(prompts, identities, strict=True)]

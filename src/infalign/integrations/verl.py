@@ -32,7 +32,7 @@ def compute_score(
 ) -> dict[str, float]:
     """Return score, win_rate and reward of a response; verl trains on the first and logs all.
 
-    Raises DataError for a row without prompt or reference_rewards, and as `integrations.environment.score`.
+    Raises DataError for a row without prompt or reference_rewards, and as `CalibratedReward.scores`.
     """
     messages, references, columns = calibrated_row(extra_info, f"extra_info of a {data_source!r} row")
     passed = {"data_source": data_source, "ground_truth": ground_truth, "extra_info": extra_info}

@@ -1,7 +1,4 @@
-"""The calibrated and transformed reward, or another shaping, as a drop-in reward function for a trainer.
-
-:class:`CalibratedReward` ranks a reward among stored rewards of the prompt, :class:`PredictedRankReward` asks a model.
-"""
+"""The calibrated and transformed reward, or another shaping, as a drop-in reward function for a trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -10,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from scipy.special import expit
 
 from infalign.core.errors import DataError
 from infalign.core.user_code import user_code
@@ -115,41 +111,6 @@ def logged(scores: Sequence[Score], given: Mapping[str, Any]) -> list[float]:
         log_metric("win_rate", float(np.mean([score.win_rate for score in scores])))
         log_metric("reward_model", float(np.mean([score.reward for score in scores])))
     return [score.score for score in scores]
-
-
-@dataclass(frozen=True)
-class PredictedRankReward:
-    """Φ(u), u = sigmoid(output) of a rank model, as a TRL reward function; the dataset needs only prompts.
-
-    ``reward(prompts, responses)`` returns the logit of the predicted rank of each response: a recipe's ``rank_model``,
-    or what :func:`infalign.training.supervised.fit_rank_model` trains, loaded as a ``ClassifierReward``. Prompts are as
-    the dataset has them, responses are text.
-
-    Raises DataError if an output or its Φ(u) is not finite (TRL would train on it in silence).
-    """
-
-    reward: Reward
-    transform: Transformation
-
-    @property
-    def __name__(self) -> str:  # TRL logs the reward under this name
-        return self.transform.name
-
-    def __call__(self, /, prompts: list[Any], completions: list[Any], **passed: Any) -> list[float]:
-        """Return each completion's normalized Φ(u); logs the mean of u, the predicted win rate, as ``win_rate``."""
-        columns, given = split(passed)
-        outputs = rewards_of(self.reward, prompts, completions, columns, given)
-        ranks = expit(outputs)
-        values = np.asarray(self.transform(ranks), float)
-        if (bad := np.flatnonzero(~np.isfinite(outputs) | ~np.isfinite(values))).size:
-            raise DataError(
-                f"response {bad[0]}: the rank model's output is {outputs[bad[0]]} and {self.transform.name} of its "
-                f"sigmoid is {values[bad[0]]}; both must be finite: fix the model, or choose a transformation that "
-                "is finite on [0, 1]"
-            )
-        if log_metric := given.get("log_metric"):
-            log_metric("win_rate", float(ranks.mean()))
-        return [float(value) for value in values]
 
 
 def _references(row: int, values: object) -> Array:

@@ -318,7 +318,6 @@ class _Guard:
         return cls(template, control, _pattern(token for token in around if "think" not in token.lower()))
 
     def messages(self, conversation: Messages) -> Messages:
-        """Return the conversation with its control tokens broken."""
         return [self._message(message) for message in conversation]
 
     def _message(self, message: Message) -> Message:

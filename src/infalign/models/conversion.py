@@ -46,7 +46,6 @@ def locate_model(model: str) -> str:
 
 
 def _ggufs(package: Distribution) -> list[Path]:
-    """Return the GGUF files of an installed package."""
     return [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
 
 

@@ -198,7 +198,6 @@ FORMS: Mapping[str, Callable[..., Guide]] = {"network": NetworkGuide, "side": Si
 
 
 def _head(settings: Settings, hidden_size: int, reference: PreTrainedModel, whole_vocabulary: type[Head]) -> Head:
-    """Return the head that tells the ``top_tokens`` of the settings apart, or all tokens if these are 0."""
     if settings["top_tokens"]:
         return TopTokenHead(hidden_size, reference, settings["top_tokens"])
     return whole_vocabulary(hidden_size, reference)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TokenIds = Sequence[Sequence[int]]
 IGNORED = -100  # the label of a token that is not scored: prompt and padding, as everywhere in transformers
+BATCH_TOKENS = 16384  # of a forward pass
+FEW_TOKENS = 4096  # of one that keeps more than its outputs, such as the states of all layers
 MAX_LOGITS = 2**27  # elements in a batch: 512 MiB in float32
 
 
@@ -64,7 +66,7 @@ def completion_logprobs(
 
 
 def token_logprobs(
-    model: PreTrainedModel, prompt_ids: TokenIds, completion_ids: TokenIds, *, batch_tokens: int
+    model: PreTrainedModel, prompt_ids: TokenIds, completion_ids: TokenIds, *, batch_tokens: int = BATCH_TOKENS
 ) -> Array:
     """Return Σ_t log π(y_t | x, y_<t), in nats, for each prompt x and completion y given as token ids.
 

@@ -124,16 +124,6 @@ class PolicyModel(Model):
         return self
 
 
-class RankModel(Settings):
-    """A classifier trained to predict the rank Ĉ of a response, for prompts that have no rollouts.
-
-    It starts from `model`; without it from the reward model, or from the reference policy if the reward is no model.
-    """
-
-    model: str | None = Field(None, description=ANY_MODEL)
-    fit: Fit
-
-
 class Compute(Settings):
     """The machine."""
 

@@ -23,12 +23,11 @@ from infalign.core.sequences import Lazy
 from infalign.core.storage import atomic_path, unwritable
 from infalign.models.guided import states_after
 from infalign.models.logits import Logits
-from infalign.models.logprobs import TokenIds
+from infalign.models.logprobs import FEW_TOKENS, TokenIds
 from infalign.models.packed import PackedBatch, StoredStates, can_pack, packed_batches, packing
 from infalign.models.top_tokens import TopTokens
 
 PROMPTS_PER_SHARD = 16
-BATCH_TOKENS = 4096  # tokens per forward pass, which keeps the states of all layers
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _compute(model: Any, folder: StateFolder, prompts: TokenIds, responses: Toke
     of_prompts: dict[tuple[int, ...], Tensor] = {}
     of_responses, top = list[Tensor](), list[TopTokens]()
     asked = [prompt for prompt in prompts for _ in range(k)]
-    for rows, batch in packed_batches(asked, responses, BATCH_TOKENS, model, logits=False):
+    for rows, batch in packed_batches(asked, responses, FEW_TOKENS, model, logits=False):
         found = states_of(model, batch, folder.layers)[0]
         if folder.top_tokens:
             last = Logits(found[batch.predictors, -model.config.hidden_size :], model.get_output_embeddings())

@@ -52,7 +52,14 @@ def held(root: Path) -> Iterator[None]:
     try:
         if lock.lock_counter == 1:
             marked = mark(root)
-            write_text(root / HOLDER, json.dumps(_self()))
+            about = {
+                "pid": os.getpid(),
+                "began": _began(os.getpid()),
+                "host": socket.gethostname(),
+                "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+                "since": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+            }
+            write_text(root / HOLDER, json.dumps(about))
         yield
     finally:
         if lock.lock_counter == 1:
@@ -100,13 +107,3 @@ def _began(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     except OSError:
         return None
-
-
-def _self() -> dict[str, str | int | None]:
-    return {
-        "pid": os.getpid(),
-        "began": _began(os.getpid()),
-        "host": socket.gethostname(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "since": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
-    }

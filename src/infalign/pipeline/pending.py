@@ -1,15 +1,15 @@
 """The units of a run that are still to be done, and why."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from infalign.core.display import listed_names
 from infalign.core.errors import DataError
 from infalign.core.progress import NOTHING
 from infalign.core.storage import flaws
-from infalign.pipeline.changes import changes
 from infalign.pipeline.records import Record, records, started_path
 from infalign.pipeline.units import Unit, identify
 
@@ -95,3 +95,35 @@ def reasons(todo: Mapping[str, Pending]) -> list[str]:
 def holds(path: Path, text: str) -> bool:
     """Return whether a file has this text."""
     return path.is_file() and path.read_text() == text
+
+
+def changes(before: Any, now: Any, key: str = "") -> Iterator[str]:
+    """Yield the differences between two settings, one clause each: ``rollout.k 6 → 10``.
+
+    >>> list(changes({"rollout": {"k": 6}, "seed": 0}, {"rollout": {"k": 10}, "seed": 0}))
+    ['rollout.k 6 → 10']
+    """
+    if before == now:
+        return
+    if _is_content(before) and _is_content(now) and before.get("name") == now.get("name"):
+        named = f" ({now['name']})" if "name" in now else ""
+        yield f"the content of {key}{named} {'changed' if now['content'] else 'is not found'}"
+    elif isinstance(before, dict) and isinstance(now, dict) and not _is_content(before) and not _is_content(now):
+        for inner in before | now:
+            yield from changes(before.get(inner), now.get(inner), f"{key}.{inner}" if key else inner)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for place, pair in enumerate(zip(before, now, strict=True)):
+            yield from changes(*pair, f"{key}.{place}")
+    else:
+        yield f"{key} {_shown(before)} → {_shown(now)}"
+
+
+def _is_content(value: Any) -> bool:
+    return isinstance(value, dict) and "content" in value
+
+
+def _shown(value: Any) -> str:
+    if _is_content(value):
+        return str(value.get("name", "a local one"))
+    text = value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"

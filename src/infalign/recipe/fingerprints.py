@@ -75,7 +75,7 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
         elif source["hub"] is not None and (copy := folder / source["hub"]["id"]).is_dir():
             source["hub"] |= _folder_content(copy, digests)
     named_models = recipe.named_models
-    for name in ("policy", "reward", "judge", "gold", "rank_model"):
+    for name in ("policy", "reward", "judge", "gold"):
         model, named = settings[name] or {}, named_models.get(name)
         if named is not None and is_convertible(named):
             model["model"] = {"content": content_hash(named, digests)}

@@ -9,10 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import ComposerError
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from infalign.core.errors import ConfigError
 from infalign.core.settings import NOT_IN_TEXT, shown
@@ -23,7 +21,6 @@ from infalign.recipe.settings import Recipe
 
 YAML_ERRORS = (YAMLError, ValueError, LookupError, ArithmeticError, RecursionError)  # not only of YAML: of !!int x
 MAX_RECIPE_BYTES = 100_000
-MAX_VALUES = 100_000  # in a recipe with its aliases expanded
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
@@ -128,13 +125,10 @@ _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.cons
 
 
 def read_yaml(text: str) -> Any:
-    """Return the value of a YAML 1.2 document. Raises one of `YAML_ERRORS`, also for duplicate keys and alias bombs."""
+    """Return the value of a YAML 1.2 document. Raises one of `YAML_ERRORS`, also for duplicate keys."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
-    if (node := yaml.compose(text)) is None:
-        return None
-    _count(node, {})
-    return yaml.constructor.construct_document(node)
+    return yaml.load(text)
 
 
 def write_yaml(value: Any) -> str:
@@ -147,24 +141,7 @@ def write_yaml(value: Any) -> str:
     return text.getvalue().removesuffix("...\n")
 
 
-def _count(node: Node, counted: dict[int, int]) -> int:
-    """Return how many values a node holds with its aliases expanded, at most `MAX_VALUES`."""
-    if counted.get(id(node)) == 0:
-        raise ComposerError(None, None, "an alias is inside the value that it repeats", node.start_mark)
-    if id(node) not in counted:
-        counted[id(node)] = 0
-        parts = [] if isinstance(node, ScalarNode) else node.value
-        if isinstance(node, MappingNode):
-            parts = [part for pair in parts for part in pair]
-        counted[id(node)] = 1 + sum(_count(part, counted) for part in parts)
-        if counted[id(node)] > MAX_VALUES:
-            said = f"more than {MAX_VALUES:,} values once aliases are expanded"
-            raise ComposerError(None, None, said, node.start_mark)
-    return counted[id(node)]
-
-
 def _fault(error: Exception) -> str:
-    """Return what is wrong with YAML, with the line number if it is known."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         said = " ".join(filter(None, (error.context, error.problem)))
         return f"line {error.problem_mark.line + 1}: {said}"

@@ -11,14 +11,14 @@ from infalign.data.sources import Data
 from infalign.evaluation.settings import Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, RewindAndRepeat, is_extreme, rewinds
 from infalign.models.conversion import locate_model
-from infalign.models.settings import Compute, Fit, Model, PolicyModel, RankModel
+from infalign.models.settings import Compute, Fit, Model, PolicyModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
 from infalign.training.solvers.base import RecipeFacts
 from infalign.training.solvers.offline import TRUNKS, Offline
 
-TAKEN = {"reference", "reward", "judge", "gold", "rank"}  # names of models that a run has besides its policies
+TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
 
 
 class Recipe(Settings):
@@ -40,7 +40,6 @@ class Recipe(Settings):
         description="only evaluates, unless a policy has transform: judged. Without a judge, the reward judges",
     )
     gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
-    rank_model: RankModel | None = Field(None, description="trains a rank model, for prompts without rollouts")
     rollout: Rollout = Rollout()
     policies: Annotated[dict[Name, AnySolver], Field(min_length=1)] = Field(
         description="the policies to train and compare, by name"
@@ -60,9 +59,9 @@ class Recipe(Settings):
         """Give every training a learning rate, and evaluation a rewinding procedure, where the recipe has none."""
         pretrained = self.policy.model is not None
         filled: dict[str, Any] = {"evaluate": self.evaluate.with_rewind(self.procedure)}
-        for name, section in {**self.models, "rank_model": self.rank_model}.items():
-            if section is not None and section.fit is not None:
-                begins_new = section.model is None and (not pretrained or getattr(section, "scratch", None) is not None)
+        for name, section in self.models.items():
+            if section.fit is not None:
+                begins_new = section.model is None and (not pretrained or section.scratch is not None)
                 fit = section.fit.with_learning_rate(pretrained=not begins_new, adapter=section.fit.lora is not None)
                 filled[name] = section.model_copy(update={"fit": fit})
         filled["policies"] = {
@@ -104,9 +103,7 @@ class Recipe(Settings):
     @property
     def named_models(self) -> dict[str, str]:
         """The folder, GGUF or hub id that a section's ``model`` names, by section; a package's folder is found."""
-        sections = {**self.models, "rank_model": self.rank_model}
-        named = {name: section.model for name, section in sections.items() if section is not None}
-        return {name: locate_model(model) for name, model in named.items() if model}
+        return {name: locate_model(section.model) for name, section in self.models.items() if section.model}
 
     @property
     def named_trunks(self) -> dict[str, str]:
@@ -120,8 +117,8 @@ class Recipe(Settings):
 
     def machine_warnings(self) -> list[str]:
         """Return warnings about the machine: torch is loaded only where something is computed in bfloat16."""
-        sections = [*self.models.values(), self.rank_model, *self.policies.values()]
-        mixed = any(section.fit is not None and section.fit.bf16 for section in sections if section is not None)
+        fits = [*(model.fit for model in self.models.values()), *(policy.fit for policy in self.policies.values())]
+        mixed = any(fit is not None and fit.bf16 for fit in fits)
         if not (mixed or self.compute.dtype == "bfloat16") or not self.compute.imitates_bfloat16():
             return []
         return [

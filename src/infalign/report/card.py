@@ -6,6 +6,7 @@ from typing import Any
 from infalign.core.display import amount, share
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
+from infalign.core.user_code import function_name
 from infalign.models.pretrained import TRANSFORMATION
 from infalign.models.settings import is_hub_id
 from infalign.pipeline.records import records
@@ -30,12 +31,6 @@ def write_card(recipe: Recipe, layout: Layout, name: str, *, on_progress: OnProg
     return {}
 
 
-def base_of(recipe: Recipe) -> str | None:
-    """Return the hub id of the model that a run starts from, None for a model that only this machine has."""
-    model = recipe.policy.model
-    return model if model is not None and is_hub_id(model) and not Path(model).exists() else None
-
-
 def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: int) -> str:
     """Return the card of an evaluated policy, with metadata that the hub reads, as Markdown.
 
@@ -43,71 +38,45 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
     """
     from huggingface_hub import ModelCardData
 
-    found = results["policies"][name]
+    found, procedure, base = results["policies"][name], results["procedure"], _on_hub(recipe.policy.model)
     data = ModelCardData(
         model_name=name,
-        base_model=base_of(recipe),
+        base_model=base,
         datasets=[s.hub.id for s in recipe.data.sources if s.hub and not Path(s.hub.id).exists()] or None,
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=["infalign", "rlhf", results["procedure"]],
+        tags=["infalign", "rlhf", procedure],
         eval_results=_metrics(results, found),
     )
-    return f"---\n{data.to_yaml()}\n---\n\n{_text(recipe, results, name, found, prompts)}"
-
-
-def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
-    """Return the win rates under the run's procedure and by a single sample, by each judge, and the KL."""
-    from huggingface_hub import EvalResult
-
-    def metric(kind: str, said: str, e: dict[str, float]) -> Any:
-        interval = {"low": round(e["low"], 4), "high": round(e["high"], 4), "confidence": results["confidence"]}
-        return EvalResult(
-            task_type="text-generation",
-            dataset_type="test-prompts",
-            dataset_name=f"{results['prompts']} test prompts × {results['samples']} samples",
-            metric_type=kind,
-            metric_name=said,
-            metric_value=round(e["mean"], 4),
-            metric_args=interval,
-        )
-
-    wins = [
-        metric("win_rate", f"win rate against the reference, {procedure}, by {judge}", by_procedure[procedure])
-        for judge, by_procedure in found["win_rates"].items()
-        for procedure in dict.fromkeys([results["procedure"], "standard"])
-    ]
-    return [*wins, metric("kl", "KL to the reference, nats per response", found["kl"])]
-
-
-def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, Any], prompts: int) -> str:
-    procedure, shaping = results["procedure"], found["transform"]
-    method = found["method"]
+    method, shaping, roles = found["method"], found["transform"], ROLES
+    if shaping == JUDGED.name:
+        roles = ROLES | {"judge": "which it was trained to win by"}
     if shaping.endswith(".json") or shaping == JUDGED.name:
         method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
-    start = base_of(recipe) or "a model made in the run"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
-    roles = ROLES | ({"judge": "which it was trained to win by"} if found["transform"] == JUDGED.name else {})
     judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {roles[judge]}" for judge in results["judges"])
-    samples = f"{results['samples']} fresh samples for each of {results['prompts']} test prompts"
     return f"""\
+---
+{data.to_yaml()}
+---
+
 # {name}
 
 A language model aligned for the way it is served: **{procedure}**. Rewards were ranked among {recipe.rollout.k}
 responses of the reference policy to the same prompt, the rank was transformed, and the policy was trained on that.
 
-- Reference: {start}{tuned}
+- Reference: {base or "a model made in the run"}{tuned}
 - Procedure: {procedure}
 - Method: {method}; transformation Φ of the rank: {shaping}; β {found["beta"]:.4g}{budget}
 - Ranks: of {prompts} prompts × {recipe.rollout.k} responses; seed {recipe.seed}
 
 ## What was measured
 
-Against the reference under the same procedure, on {samples}, with
-{results["confidence"]:.0%} intervals over prompts. 50 % is no gain.
+Against the reference under the same procedure, on {results["samples"]} fresh samples for each of {results["prompts"]}
+test prompts, with {results["confidence"]:.0%} intervals over prompts. 50 % is no gain.
 
-{_table(results, found)}
+{_table(procedure, found["win_rates"])}
 
 KL to the reference: {amount(found["kl"], 3)} nats per response. Mean length: {found["length"]["mean"]:.1f} tokens.
 
@@ -125,28 +94,53 @@ top-p or another temperature make another policy, with another KL and other win 
 """
 
 
-def _table(results: dict[str, Any], found: dict[str, Any]) -> str:
+def _on_hub(model: str | None) -> str | None:
+    """Return the hub id of a model, None for one that only this machine has."""
+    return model if model is not None and is_hub_id(model) and not Path(model).exists() else None
+
+
+def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
+    """Return the win rates under the run's procedure and by a single sample, by each judge, and the KL."""
+    from huggingface_hub import EvalResult
+
+    measured = {
+        ("win_rate", f"win rate against the reference, {procedure}, by {judge}"): by_procedure[procedure]
+        for judge, by_procedure in found["win_rates"].items()
+        for procedure in (results["procedure"], "standard")
+    } | {("kl", "KL to the reference, nats per response"): found["kl"]}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type="test-prompts",
+            dataset_name=f"{results['prompts']} test prompts × {results['samples']} samples",
+            metric_type=kind,
+            metric_name=said,
+            metric_value=round(e["mean"], 4),
+            metric_args={key: round(e[key], 4) for key in ("low", "high")} | {"confidence": results["confidence"]},
+        )
+        for (kind, said), e in measured.items()
+    ]
+
+
+def _table(first: str, rates: dict[str, Any]) -> str:
     """Return the win rates of all procedures by all judges, the run's own procedure first."""
-    rates = found["win_rates"]
     rows = [["win rate, %", *(f"by {judge}" for judge in rates)], ["---"] * (1 + len(rates))]
     rows += [
         [procedure, *(share(of_judge[procedure]) for of_judge in rates.values())]
-        for procedure in dict.fromkeys([results["procedure"], *rates["reward"]])
+        for procedure in dict.fromkeys([first, *rates["reward"]])
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _source(source: RewardSource) -> str:
     """Return what a reward is, without paths and addresses of a machine."""
-    if source.function is not None:
-        terms = (f"`{spec}`" if weight == 1 else f"{weight:g} × `{spec}`" for spec, weight in source.functions.items())
+    if source.functions:
+        named = [(f"`{function_name(spec)}`", weight) for spec, weight in source.functions.items()]
+        terms = (name if weight == 1 else f"{weight:g} × {name}" for name, weight in named)
         return f"the Python function {' + '.join(terms)}"
     if source.url is not None:
         return "a reward model behind a server"
-    if source.head is not None:
-        return "a Bradley–Terry head on a frozen model, trained in the run"
-    if source.fit is not None:
-        return "a Bradley–Terry classifier, trained in the run"
-    return (
-        f"`{source.model}`" if is_hub_id(str(source.model)) and not Path(str(source.model)).exists() else "a classifier"
-    )
+    if source.trained:
+        kind = "classifier" if source.head is None else "head on a frozen model"
+        return f"a Bradley–Terry {kind}, trained in the run"
+    return f"`{model}`" if (model := _on_hub(source.model)) else "a classifier"

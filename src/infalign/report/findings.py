@@ -150,10 +150,6 @@ def _of_training(summary: Summary) -> Iterator[str]:
 def _of_rewards(summary: Summary) -> Iterator[str]:
     if "test_accuracy" in summary and summary["test_accuracy"]["low"] <= CHANCE:
         yield ("its accuracy on test pairs is not significantly better than chance; give it more pairs or more epochs")
-    if "rank_correlation" in summary and summary["rank_correlation"]["low"] <= 0:
-        yield (
-            "its ranks on held-out prompts are not clearly better than chance; raise rollout.prompts or its fit.epochs"
-        )
     if left_out := summary.get("left_out", 0):
         yield (f"{counted(left_out, 'prompt')} left out because the reward returned None for them; check their answers")
     same, prompts = summary.get("degenerate_prompts", 0), summary.get("prompts", 0)

@@ -154,7 +154,6 @@ def sample_numbers(evaluated: ScoredSamples, name: str, wins: Mapping[str, Mappi
 def _at_equal_length(
     evaluated: ScoredSamples, policy: Samples, base: Samples, procedure: Served
 ) -> dict[str, float] | dict[str, str]:
-    """Return the length-controlled win rate with its interval, or the reason why there is none."""
     try:
         return evaluated.intervals.of(length_controlled([(policy, base)], procedure))
     except DataError as error:

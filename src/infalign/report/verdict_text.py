@@ -5,7 +5,6 @@ from typing import Any
 
 from infalign.core.display import Estimate, amount, gain_in_points, in_percent
 from infalign.report.results import unseen
-from infalign.report.verdict_by_truth import verdict_by_truth
 from infalign.training.solvers.base import KL_TOLERANCE
 
 Numbers = dict[str, Any]
@@ -24,7 +23,7 @@ def verdict(results: Numbers) -> list[str]:
         "training seeds."
     )
     if results.get("truth", {}).get("served"):
-        return [*verdict_by_truth(results), spread]
+        return [*_by_truth(results), spread]
     judges = unseen(results)
     best = best_policy(results)
     said = (
@@ -94,13 +93,11 @@ def _as_good(results: Numbers, best: str, judge: str) -> str:
 
 
 def _of_budget(policy: Numbers) -> str:
-    """Return how much of its KL budget a policy has spent; "" for one that has none."""
     part = _spent(policy)
     return "" if part is None else f" ({part:.0%} of its budget)"
 
 
 def _spent(policy: Numbers) -> float | None:
-    """Return the share of its KL budget that a policy has spent; None for one that has none."""
     budget: float | None = policy["kl_budget"]
     return None if budget is None else float(policy["kl"]["mean"]) / budget
 
@@ -205,3 +202,34 @@ def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _by_truth(results: Numbers) -> list[str]:
+    """Return paragraphs where a checker says what is right: the policy with the highest pass@k, and its leads.
+
+    Leads are paired by prompt. The policies may have spent different KL, so each is named with its own.
+    """
+    rates, policies, k = results["pass_at_k"], results["policies"], str(results["truth"]["served"])
+    best = max(policies, key=lambda name: float(rates[name][k]["mean"]))
+    over = rates[best][k]["over"]
+    numbers = (
+        f"pass@{k} is {in_percent(rates[best][k])} for {best} and {in_percent(rates['reference'][k])} for the reference"
+    )
+    if over["reference"]["low"] <= 0:
+        return [f"Recommended: keep the reference. No policy is significantly better: {numbers}."]
+    others = (name for name in policies if name != best)
+    leads = [f"{gain_in_points(over[name])} over {name}, at {_nats(policies[name])}" for name in others]
+    ahead = {int(n): found["over"]["reference"] for n, found in rates[best].items()}
+    peak = max(ahead, key=lambda n: float(ahead[n]["mean"]))
+    shown = (f"{gain_in_points(ahead[n])} at pass@{n}" for n in sorted({1, peak, max(ahead)}))
+    by_k = f"Its lead over the reference is {', '.join(shown)}; it is largest at pass@{peak}."
+    behind = ", ".join(str(n) for n, lead in ahead.items() if lead["high"] < 0)
+    return [
+        f"Recommended: {best}. {numbers}, at a KL of {_nats(policies[best])}.",
+        *([f"It leads by {'; '.join(leads)}."] if leads else []),
+        f"{by_k} It is significantly lower at k = {behind}." if behind else by_k,
+    ]
+
+
+def _nats(policy: Numbers) -> str:
+    return f"{policy['kl']['mean']:.2f} nats"

@@ -1,9 +1,9 @@
-"""The reward of a transformers sequence classifier."""
+"""The reward of a transformers sequence classifier; heads on one frozen model share its passes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, islice
 from os.path import commonprefix
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.conversations import check_bytes, conversation_ids
-from infalign.models.logprobs import length_batches, right_padded
+from infalign.models.logprobs import BATCH_TOKENS, length_batches, right_padded
 from infalign.models.pretrained import loading, read_weights
 from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import set_date
+from infalign.rewards.base import RewardFunction
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 POOLED = "infalign-pooled"  # `models.pooled`, which is loaded with torch only
 SCORED_AGAIN = 8  # texts
 MARGIN = 8.0  # times the largest difference found, since other texts and threads may differ more
+KEPT = 2**18  # responses whose outputs of several heads are kept, some 100 MB; others are read again
 Text = tuple[int, ...]  # the token ids of a conversation with its response
 
 
@@ -80,7 +82,7 @@ class ClassifierReward:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        batch_tokens: int = 16384,
+        batch_tokens: int = BATCH_TOKENS,
         outputs: int = 1,
     ) -> None:
         name = model.config.name_or_path or type(model).__name__
@@ -222,3 +224,33 @@ class ClassifierReward:
             with torch.inference_mode():
                 logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
             yield from zip([texts[row] for row in rows], logits.float().tolist(), strict=True)
+
+
+def share_passes(rewards: Sequence[ClassifierReward]) -> list[RewardFunction]:
+    """Return rewards that share their passes, if they are heads on one frozen model; otherwise the ``rewards``.
+
+    They have one tokenizer.
+    """
+    from infalign.models.pooled import PooledForSequenceClassification
+
+    models = [reward.model for reward in rewards]
+    heads = [model for model in models if isinstance(model, PooledForSequenceClassification)]
+    joined = PooledForSequenceClassification.joined(heads) if len(heads) == len(models) else None
+    if joined is None:
+        return [*rewards]
+    whole = ClassifierReward(joined, rewards[0].tokenizer, batch_tokens=rewards[0].batch_tokens, outputs=len(heads))
+    known = dict[tuple[str, str], list[float]]()  # all outputs of a pass, by prompt and response
+
+    def read(place: int, prompts: list[list[Message]], responses: list[str]) -> list[float]:
+        keys = list(zip(map(prompt_id, prompts), responses, strict=True))
+        found = {key: known[key] for key in keys if key in known}
+        new = {key: row for row, key in enumerate(keys) if key not in found}
+        if new:
+            rows = new.values()
+            outputs = whole.outputs([prompts[row] for row in rows], [responses[row] for row in rows])
+            given = dict(zip(new, outputs, strict=True))
+            found |= given
+            known.update(islice(given.items(), max(0, KEPT - len(known))))
+        return [found[key][place] for key in keys]
+
+    return [partial(read, place) for place in range(len(heads))]

@@ -12,9 +12,8 @@ from infalign.models.pretrained import model_digest
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch, RewardFunction
-from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.classifier import ClassifierReward, share_passes
 from infalign.rewards.function import weighted_reward
-from infalign.rewards.heads import share_passes
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource

@@ -221,5 +221,4 @@ def _locate(directory: Path, prompt_ids: Sequence[str], k: int) -> _Located:
 
 
 def _shards(directory: Path) -> list[Path]:
-    """Return the finished shards, in the order they were written."""
     return sorted(path for path in directory.glob("part-*.parquet") if re.fullmatch(r"part-\d{5,}", path.stem))

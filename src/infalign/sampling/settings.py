@@ -4,17 +4,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from infalign.core.settings import Count, Draws, Settings, kinds_in, one_of
+from infalign.core.settings import Count, Draws, Settings, one_of
+from infalign.sampling import server, shared_prefix, transformers
 from infalign.sampling.engine import EngineSettings
 
-ENGINES = (
-    "shared_prefix",
-    "transformers",
-    "server",
-)
-
-
-KINDS: dict[str, type[EngineSettings]] = kinds_in("infalign.sampling", ENGINES)
+KINDS: dict[str, type[EngineSettings]] = {
+    "shared-prefix": shared_prefix.Settings,
+    "transformers": transformers.Settings,
+    "server": server.Settings,
+}
 if TYPE_CHECKING:
     AnyEngine = EngineSettings
 else:

@@ -141,7 +141,6 @@ class SharedPrefixBatch:
             self._logits = torch.cat(parts)
 
     def _compact(self) -> None:
-        """Keep only the rows that have not ended."""
         places = [place for place, row in enumerate(self.rows) if not row.ended]
         if 0 < len(places) < len(self.rows):
             self.rows, self._logits = [self.rows[place] for place in places], self._logits[places]
@@ -237,7 +236,6 @@ class SharedPrefixEngine(Engine):
 
 
 def _configs(model: Any) -> list[Any]:
-    """Return the configurations of a model and of its parts."""
     found = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
     return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
 

@@ -1,4 +1,4 @@
-"""The stage calibrate: every training prompt with the sorted rewards of its rollouts, and the rank model."""
+"""The stage calibrate: every training prompt with the sorted rewards of its rollouts, and the transformations."""
 
 import json
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_table
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps import judged_transform, rank_model
+from infalign.steps import judged_transform
 from infalign.steps.run import MANIFEST, Provenance, Run
 from infalign.steps.samples import StoredRollouts
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the calibration; for some recipes the rank model and the transformations by the judge."""
+    """Yield the calibration; for some recipes the transformations by the judge."""
     stored = run.stored
     yield Unit(
         "calibrate",
@@ -27,7 +27,6 @@ def units(run: Run) -> Iterator[Unit]:
         output=run.layout.calibrated,
         work=partial(calibrate_prompts, stored, run.recipe.rollout.prompts, run.provenance),
     )
-    yield from rank_model.units(run)
     yield from judged_transform.units(run)
 
 

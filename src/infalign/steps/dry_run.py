@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,7 +12,6 @@ from rich.console import Console
 
 from infalign.core.display import counted, duration, heading, listed_names, plain_table, say, warn
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.http import run_within
 from infalign.data.examples import Example
 from infalign.method.procedures import Standard
 from infalign.models.tokenizers import load_tokenizer
@@ -118,7 +116,7 @@ def _check_server(url: str | None, console: Console) -> None:
     parts = urlsplit(url)
     address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
     try:
-        run_within(CONNECT_SECONDS, partial(socket.create_connection, address, CONNECT_SECONDS)).close()
+        socket.create_connection(address, CONNECT_SECONDS).close()
     except OSError as error:
         warn(console, f"cannot reach {url} now ({error.strerror or error})")
 

@@ -25,12 +25,10 @@ from infalign.report.trackers import track
 from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer, load_rewards
 from infalign.sampling.prompts import PromptTable, repeated, rollout_keys
-from infalign.steps.costs import DRAWN, READ, Pass
-from infalign.steps.run import Run
+from infalign.steps.run import DRAWN, READ, Pass, Run
 from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
 from infalign.training.solvers.base import Solver
 
-BATCH_TOKENS = 16384  # tokens per forward pass
 KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times as many hardly narrow the interval
 
 
@@ -141,7 +139,6 @@ def measure_kl(
         base,
         Lazy(len(drawn), lambda i: prompts.token_ids[i // samples.each]),
         token_lists_on_disk((table["token_ids"] for table in drawn.tables(["token_ids"])), path.parent),
-        batch_tokens=BATCH_TOKENS,
         on_progress=lambda done, total: on_progress(done, total, "responses"),
     )
     write_table(path, rollout_keys(prompts.prompt_ids, samples.each).append_column("kl", pa.array(kl)))

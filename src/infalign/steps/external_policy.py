@@ -11,7 +11,7 @@ from rich.console import Console
 from infalign.core.display import amount, heading, plain_table, say, share
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
-from infalign.models.pretrained import model_digest
+from infalign.models.pretrained import config_of, model_digest
 from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.pending import pending
@@ -57,13 +57,9 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
 
 def check_fits(model: str, run: Run) -> None:
     """Raise ConfigError that names what of ``model`` differs from the reference: tokenizer, EOS or vocabulary."""
-    from transformers import AutoConfig
-
     from infalign.models import guided  # noqa: F401 - so that transformers knows it
 
-    folder = Path(model)
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ConfigError(f"{model} is an adapter, not a whole model; merge it first (PEFT: merge_and_unload)")
+    sizes = [config_of(path).get_text_config().vocab_size for path in (model, run.reference)]
     ours, theirs = load_tokenizer(run.layout.tokenizer), load_tokenizer(model)
     known, its = ours.get_vocab(), theirs.get_vocab()
     if other := sorted(token for token in known.keys() | its.keys() if known.get(token) != its.get(token)):
@@ -73,10 +69,6 @@ def check_fits(model: str, run: Run) -> None:
         )
     if ours.eos_token_id != theirs.eos_token_id:
         raise ConfigError(f"{model} ends a response with {theirs.eos_token!r}, but the run with {ours.eos_token!r}")
-    sizes = [
-        AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config().vocab_size
-        for path in (model, run.reference)
-    ]
     if sizes[0] != sizes[1]:
         raise ConfigError(
             f"{model} has a vocabulary of {sizes[0]:,} tokens, the reference of {sizes[1]:,}; a KL needs equal "

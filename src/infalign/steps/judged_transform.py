@@ -21,8 +21,7 @@ from infalign.recipe.layout import Layout
 from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import repeated, rollout_keys
-from infalign.steps.costs import READ, Pass
-from infalign.steps.run import Run
+from infalign.steps.run import READ, Pass, Run
 from infalign.steps.samples import Samples, StoredRollouts, scored_so_far
 
 MAX_PROMPTS, MAX_SAMPLES = 128, 32  # that are judged; they lie in the first part of the rollouts

@@ -85,7 +85,6 @@ class PolicyInputs:
         return Logprobs(policy.data_needs.states, policy.fit.bf16)
 
     def _guided(self, guide: Guide, reference: Any, tokenizer: Any) -> Any:
-        """Return the reference with an untrained guide."""
         from infalign.models.guided import GuidedForCausalLM
 
         if guide.lora is not None:
@@ -99,5 +98,4 @@ class PolicyInputs:
 
 
 def _add_column(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:
-    """Return rows with a column more, or another one."""
     return Lazy(len(rows), lambda i: rows[i] | {name: values[i]})

@@ -18,14 +18,11 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps.costs import READ, Pass
 from infalign.steps.policy_inputs import PolicyInputs
-from infalign.steps.run import Run
+from infalign.steps.run import READ, Pass, Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Solver, States
 from infalign.training.solvers.offline import Offline
-
-BATCH_TOKENS = 16384  # tokens per forward pass
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -129,7 +126,7 @@ def _compute_logprobs(policy: Offline, inputs: PolicyInputs, compute: Compute, o
     """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
     import torch
 
-    from infalign.models.logprobs import token_logprobs
+    from infalign.models.logprobs import BATCH_TOKENS, token_logprobs
     from infalign.models.packed import can_pack, packed_logprobs
     from infalign.models.top_layers import starting_from_states
 
@@ -152,4 +149,4 @@ def _compute_logprobs(policy: Offline, inputs: PolicyInputs, compute: Compute, o
         with mixed:
             if together:
                 return packed_logprobs(model, prompts, responses, BATCH_TOKENS, stored=states, on_progress=report)
-            return token_logprobs(model, prompts, responses, batch_tokens=BATCH_TOKENS)
+            return token_logprobs(model, prompts, responses)

@@ -23,8 +23,7 @@ from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
 from infalign.rewards.sources import Scorer
-from infalign.steps.costs import READ, TRAINED, Pass
-from infalign.steps.run import Run
+from infalign.steps.run import READ, TRAINED, Pass, Run
 from infalign.training.output_folder import Target, drop_long_rows
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from infalign.pipeline.units import Unit
-from infalign.steps.costs import DRAWN, Pass
-from infalign.steps.run import Run
+from infalign.steps.run import DRAWN, Pass, Run
 from infalign.steps.samples import draw_samples, drawn_so_far
 
 

@@ -1,12 +1,13 @@
 """A recipe in its run directory, from which the stages declare their units."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from infalign.core.errors import DataError
 from infalign.core.storage import read_table
@@ -28,7 +29,24 @@ from infalign.training.solvers.offline import Offline
 
 OWN_ENGINE = KINDS["shared-prefix"](kind="shared-prefix")
 ROLLOUT_PARTS = 4  # in which rollouts are drawn, one unit of work each
+TRAINED, READ, DRAWN = 6, 2, 5  # FLOPs per parameter and token: drawing, token by token, is less efficient
 MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A cost of a unit: texts that go through models, the prompts of some rows of a data table and their responses."""
+
+    flops: float  # per parameter and token
+    models: Sequence[Scratch | str]
+    table: str
+    rows: float = math.inf  # at most
+    responses: float = 1.0
+
+    @classmethod
+    def over(cls, flops: float, models: Sequence[Scratch | str], prompts: PromptTable, each: float) -> Self:
+        """Return the pass of ``each`` responses to these prompts."""
+        return cls(flops / prompts.step, models, prompts.path.stem, prompts.first, each)
 
 
 @dataclass(frozen=True, slots=True)

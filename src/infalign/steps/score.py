@@ -12,8 +12,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import repeated, rollout_keys
-from infalign.steps.costs import READ, Pass
-from infalign.steps.run import Run
+from infalign.steps.run import READ, Pass, Run
 from infalign.steps.samples import Samples, cut_off, scored_so_far
 
 

@@ -12,8 +12,7 @@ from infalign.models.settings import PolicyModel
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
-from infalign.steps.costs import TRAINED, Pass
-from infalign.steps.run import Run
+from infalign.steps.run import TRAINED, Pass, Run
 from infalign.training.output_folder import Target
 
 

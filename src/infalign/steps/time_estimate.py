@@ -23,9 +23,8 @@ from infalign.models.adapters import adapter_base
 from infalign.models.conversion import gguf_file, is_gguf
 from infalign.models.pretrained import is_adapter
 from infalign.models.settings import Compute, Scratch
-from infalign.steps.costs import Pass
 from infalign.steps.data import HELD_OUT_PAIRS, split
-from infalign.steps.run import Run
+from infalign.steps.run import Pass, Run
 
 SAMPLED_ROWS = 2000  # of a built-in task, which is known to be sound; files are read whole
 MEASURED_TEXTS = 256  # examples of which the lengths are counted

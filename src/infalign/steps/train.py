@@ -18,9 +18,8 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy, transform_table
 from infalign.recipe.settings import Recipe
 from infalign.steps import judged_transform, reference_passes
-from infalign.steps.costs import DRAWN, READ, TRAINED, Pass
 from infalign.steps.policy_inputs import PolicyInputs
-from infalign.steps.run import Run
+from infalign.steps.run import DRAWN, READ, TRAINED, Pass, Run
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.training.output_folder import Target
 from infalign.training.solvers.base import Shaped, Solver

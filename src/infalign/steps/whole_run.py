@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rich.console import Console
 
 from infalign.core.display import counted, say, warn
 from infalign.core.distributed import is_first, processes
-from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text, writing
 from infalign.evaluation.budget import print_budgets
@@ -53,6 +51,7 @@ LIBRARIES = (  # that affect numbers
     *("infalign", "numpy", "pyarrow", "torch", "transformers", "trl", "peft", "datasets"),
     *("reasoning-gym", "math-verify"),
 )
+RECORDED = "# The recipe of this run as infalign read it. To change it, edit a copy elsewhere.\n"
 
 
 def units(run: Run, *, until: str = "report") -> list[Unit]:
@@ -201,28 +200,5 @@ def versions() -> dict[str, str]:
 
 
 def write_recipe(recipe: Recipe, root: Path) -> None:
-    """Write the recipe with every default spelled out to ``recipe.yaml`` in the run directory.
-
-    Raises ConfigError if there is one that a run did not write, or that was changed since.
-    """
-    path, text = root / "recipe.yaml", dump_recipe(recipe)
-    if path.is_symlink() or (path.exists() and not _is_sealed(path)):
-        raise ConfigError(
-            f"{path} was written or changed by hand, but the run records its recipe there; move it out of {root} "
-            "and run it from there"
-        )
-    write_text(path, f"{_seal(text)}\n{text}")
-
-
-def _is_sealed(path: Path) -> bool:
-    """Return whether a run wrote a recipe, and nobody changed it since."""
-    try:
-        first, _, rest = path.read_text(encoding="utf-8").partition("\n")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return first == _seal(rest)
-
-
-def _seal(text: str) -> str:
-    digest = blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"# The recipe of this run as infalign read it. To change it, edit a copy elsewhere. {digest}"
+    """Write the recipe with every default spelled out to ``recipe.yaml`` in the run directory."""
+    write_text(root / "recipe.yaml", RECORDED + dump_recipe(recipe))

@@ -72,7 +72,6 @@ def find_complete_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return the step and folder of each checkpoint, oldest first."""
     return sorted((int(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*"))
 
 

@@ -16,14 +16,13 @@ from infalign.core.progress import OnProgress
 from infalign.data.messages import Pair, prompt_id
 from infalign.method.calibration import Array
 from infalign.models.conversations import conversation_ids, prompt_ids
-from infalign.models.logprobs import TokenIds, padded_batches
+from infalign.models.logprobs import FEW_TOKENS, TokenIds, padded_batches
 from infalign.models.packed import PackedBatch, can_pack, packed_batches, packing
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
 
 DEPTHS = 6  # layers to choose from, evenly spaced
 PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 FOLDS = 4
-BATCH_TOKENS = 4096  # in a pass that keeps the states of all layers
 
 
 @dataclass(frozen=True)
@@ -100,10 +99,10 @@ def _mean_states(
     """Yield rows with the mean states of their responses; if packed, a prompt is computed once for all of them."""
     if can_pack(reader.base_model, PackedBatch.last_states):
         with packing(reader):
-            for part, packed in packed_batches(prompts, responses, BATCH_TOKENS, reader, logits=False):
+            for part, packed in packed_batches(prompts, responses, FEW_TOKENS, reader, logits=False):
                 yield range(part.start, part.stop), packed.last_states(reader.base_model)
         return
-    for rows, batch in padded_batches(prompts, responses, BATCH_TOKENS, reader):
+    for rows, batch in padded_batches(prompts, responses, FEW_TOKENS, reader):
         mask = batch["attention_mask"]
         yield rows, reader.base_model(batch["input_ids"], mask).last_hidden_state[range(len(rows)), mask.sum(1) - 1]
 

@@ -10,13 +10,12 @@ from torch import Tensor
 from infalign.method.calibration import Array
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logits import Logits
-from infalign.models.logprobs import evaluating
+from infalign.models.logprobs import FEW_TOKENS, evaluating
 from infalign.models.packed import PackedBatch, packed_batches, packing
 
 SCALES = np.geomspace(0.25, 4.0, 13)  # between which the KL is interpolated, in steps of 26 %
 MIN_EFFECTIVE_ROLLOUTS = 50.0  # fewer say nothing of a KL, which from 5 nats on they underestimate
 MIN_KL = 1e-12  # nats
-BATCH_TOKENS = 4096  # tokens per forward pass
 CHUNK_TOKENS = 4  # at a time: all scales while a large vocabulary is in the processor's cache
 
 
@@ -37,7 +36,7 @@ def scale_guide_to_kl(model: GuidedForCausalLM, rows: Sequence[dict[str, Any]], 
     """
     prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
     states = [row["states"] for row in rows if "states" in row]
-    batches = packed_batches(prompts, responses, BATCH_TOKENS, model, stored=states)
+    batches = packed_batches(prompts, responses, FEW_TOKENS, model, stored=states)
     with packing(model):
         spent_RS, h_RS = map(np.concatenate, zip(*(_estimate_kls(model, batch) for _, batch in batches), strict=True))
     weight_RS = np.exp(h_RS - h_RS.max(0))

@@ -236,6 +236,5 @@ class _StopAtKL(TrainerCallback):
         self._budget = budget
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """Stop once the budget is spent."""
         if (logs or {}).get("kl", 0.0) >= self._budget:
             control.should_training_stop = True

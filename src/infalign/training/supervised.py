@@ -1,4 +1,4 @@
-"""Training on given rows: fine-tuned policies and Bradley–Terry reward models, by TRL's trainers, and rank models."""
+"""Training on given rows: fine-tuned policies and Bradley–Terry reward models, by TRL's trainers."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -6,29 +6,24 @@ from typing import Any
 
 from datasets import Dataset, concatenate_datasets
 from peft import TaskType
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from infalign.data.examples import Example
-from infalign.data.messages import Message, Pair, reply
+from infalign.data.messages import Pair
 from infalign.models.conversations import conversation_ids, training_ids
+from infalign.models.logprobs import IGNORED
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import (
-    LossTrainer,
     lora_config,
     run_training,
     trainer_config,
     training_order,
-    with_adapter,
 )
 from infalign.training.output_folder import Job
 
-IGNORED = -100  # the label of a token without loss
 PIECE = 1024  # number of rows held as Python lists at once
-Ranked = tuple[list[Message], str, float]  # prompt, response, Ĉ
 
 
 def demonstrations(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Example]) -> Dataset:
@@ -95,41 +90,8 @@ def fit_reward_model(
     return run_training(trainer, job).save(tokenizer)
 
 
-def fit_rank_model(
-    start: str, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Ranked], fit: Fit, job: Job
-) -> list[dict[str, Any]]:
-    """Fit a classifier that predicts ranks (paper, figure 7) from the model folder or id ``start``; return the log.
-
-    Saves a one-output sequence classifier, read as a Bradley–Terry reward model is. The loss is the cross-entropy
-    between Ĉ and the sigmoid of the output. Its minimum is at E[Ĉ | x, y], so the output is the logit of a win rate.
-    """
-    model = load_classifier(start)
-    model.config.pad_token_id = tokenizer.pad_token_id
-
-    def columns(piece: Sequence[Ranked]) -> dict[str, Any]:
-        ids = conversation_ids(tokenizer, [[*prompt, reply(response)] for prompt, response, _ in piece])
-        return {"input_ids": ids, "rank": [rank for _, _, rank in piece]}
-
-    data = _in_pieces(rows, columns)
-    lengths = [len(token_ids) for token_ids in data["input_ids"]]
-    order = training_order(lengths, fit.epochs, fit.batch_size, job.seed)
-    trainer = LossTrainer(
-        _rank_loss,
-        model=with_adapter(model, fit, TaskType.SEQ_CLS),
-        args=trainer_config(TrainingArguments, fit, job, remove_unused_columns=False, label_names=["rank"]),
-        train_dataset=data.select(order),
-        data_collator=DataCollatorWithPadding(tokenizer),
-    )
-    return run_training(trainer, job).save(tokenizer)
-
-
 def _in_pieces(rows: Sequence[Any], columns: Callable[[Sequence[Any]], dict[str, Any]]) -> Dataset:
     """Return the columns of rows, made of `PIECE` rows at a time."""
     return concatenate_datasets(
         [Dataset.from_dict(columns(rows[start : start + PIECE])) for start in range(0, len(rows), PIECE)]
     )
-
-
-def _rank_loss(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits.squeeze(-1)
-    return binary_cross_entropy_with_logits(logits.float(), inputs["rank"].float()), {}

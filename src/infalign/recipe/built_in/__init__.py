@@ -23,7 +23,11 @@ class BuiltIn:
 
 def built_in() -> list[BuiltIn]:
     """Return the built-in recipes by name."""
-    return [_described(path) for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)]
+    found = []
+    for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem):
+        about, takes, needs, *_ = (line.removeprefix("# ") for line in path.read_text(encoding="utf-8").splitlines())
+        found.append(BuiltIn(path.stem, path, about, takes.removeprefix("Takes: "), needs.removeprefix("Needs: ")))
+    return found
 
 
 def find(recipe: str | Path) -> Path:
@@ -58,14 +62,3 @@ def named(name: str) -> Path:
             f"there is no built-in recipe named {name}; {said} A file is given by a path, such as ./my.yaml"
         )
     return FOLDER / f"{name}.yaml"
-
-
-def _described(path: Path) -> BuiltIn:
-    about, takes, needs, *_ = path.read_text(encoding="utf-8").splitlines()
-    return BuiltIn(
-        path.stem,
-        path,
-        about.removeprefix("# "),
-        takes.removeprefix("# Takes: "),
-        needs.removeprefix("# Needs: "),
-    )

@@ -1,28 +1,26 @@
-"""Solvers: one file each, with its settings and its loss or advantages. `SOLVERS` names the files."""
+"""Solvers, by the names that recipes give them; most are a file each, with settings and loss or advantages."""
 
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from infalign.core.settings import kinds_in, one_of
+from infalign.core.settings import one_of
+from infalign.training.solvers import bond, distil, maxk, on_policy, pairs, ppo, qrpo, resample
 from infalign.training.solvers.base import Solver
 
-SOLVERS = (
-    "qrpo",
-    "resample",
-    "ipo",
-    "bon_sft",
-    "bonbon",
-    "distil",
-    "rloo",
-    "ppo",
-    "grpo",
-    "maxk",
-    "bond",
-)
-
-
-KINDS: dict[str, type[Solver]] = kinds_in(__name__, SOLVERS)
+KINDS: dict[str, type[Solver]] = {
+    "qrpo": qrpo.Settings,
+    "resample": resample.Resample,
+    "ipo": pairs.Ipo,
+    "bon-sft": resample.BonSft,
+    "bonbon": pairs.Bonbon,
+    "distil": distil.Settings,
+    "rloo": on_policy.Rloo,
+    "ppo": ppo.Settings,
+    "grpo": on_policy.Grpo,
+    "maxk": maxk.Settings,
+    "bond": bond.Settings,
+}
 if TYPE_CHECKING:
     AnySolver = Solver
 else:

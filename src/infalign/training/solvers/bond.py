@@ -23,7 +23,6 @@ REGULARIZER = 1.0  # γ, the weight of the KL to the moving anchor
 ANCHOR_RATE = 0.02  # update rate of the anchor's moving average, as in the paper
 JEFFREYS = 0.5  # weight of the backward KL, as in the paper
 WORSE_THAN_BOTH = -float(np.log(16.0))  # the reward of a response that is worse than both anchor responses
-BATCH_TOKENS = 16384  # tokens per forward pass
 TRAINED_ON = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 
 
@@ -66,7 +65,7 @@ class JBOND(Advantages):
         found = batch.tensors
         policy_B = ((batch.log_ratio_BT + found["ref_per_token_logps"]) * found["completion_mask"]).sum(1)
         texts = (unpadded(found, kind) for kind in ("prompt", "completion"))
-        start_B = token_logprobs(self._start, *texts, batch_tokens=BATCH_TOKENS)
+        start_B = token_logprobs(self._start, *texts)
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 
     def training_batch(self, loop: Any, output: dict[str, Any]) -> dict[str, Any]:

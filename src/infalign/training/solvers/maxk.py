@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from infalign.core.errors import ConfigError
-from infalign.method.credit import credit, served_win_rate
+from infalign.method.group_advantages import credit, served_win_rate
 from infalign.method.optimum import Objective
 from infalign.method.procedures import Extreme, Served, is_extreme
 from infalign.method.shapings import Ranked, Raw, Shaping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WinOverServed:
-    """The probability of beating the response that the base policy serves, as a shaping (`credit.served_win_rate`)."""
+    """The probability of beating the response that the base policy serves, as a shaping (`served_win_rate`)."""
 
     procedure: Extreme
     scale = 1.0

@@ -132,11 +132,6 @@ def states_below(fit: Fit) -> States | None:
     return None if fit.lora is None or fit.lora.layers is None else States(last=fit.lora.layers)
 
 
-def random_sets(k: int, size: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return disjoint random sets, (k // size, size), of the indices below ``k``."""
-    return rng.permutation(k)[: k // size * size].reshape(-1, size)
-
-
 def weighted_likelihood(weights: Callable[[Array], Array]) -> Objective:
     """Return fine-tuning on every rollout with its weight, by the negative log-likelihood relative to the reference's.
 

@@ -1,4 +1,7 @@
-"""On-policy solvers: the shaping and the advantages of responses that are drawn while a policy is trained."""
+"""On-policy solvers: the shaping and the advantages of responses that are drawn while a policy is trained.
+
+`Rloo` and `Grpo` keep the advantages of TRL's own trainers; other solvers have theirs in their own file.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pydantic import Field, model_validator
 from infalign.core.settings import Draws
 from infalign.method.procedures import Served
 from infalign.method.shapings import Shaping
-from infalign.training.solvers.base import ToBudget
+from infalign.training.solvers.base import Shaped, ToBudget
 
 if TYPE_CHECKING:
     from infalign.training.advantages import Advantages
@@ -53,3 +56,22 @@ class OnPolicy(ToBudget):
     def advantages(self, reference: str, procedure: Served) -> Advantages | None:
         """Return the advantages that replace the TRL trainer's, or None to keep those. ``reference`` is a model."""
         return None
+
+
+class Rloo(Shaped, OnPolicy):
+    """RLOO, with the KL term in the reward."""
+
+    trl_trainer: ClassVar[Literal["rloo"]] = "rloo"
+
+    solver: Literal["rloo"]
+
+    @property
+    def trl_options(self) -> Mapping[str, Any]:
+        """Rewards as they are, which keeps the shape of Φ."""
+        return {"normalize_advantages": False}
+
+
+class Grpo(Shaped, OnPolicy):
+    """GRPO; its KL(π‖π_ref) is a separate loss term, whose gradient differs from that of KL in the reward."""
+
+    solver: Literal["grpo"]

@@ -1,12 +1,13 @@
-"""Fine-tuning on rollouts weighted by the optimal policy."""
+"""Fine-tuning on weighted rollouts: by the optimal policy, or by what Best-of-n serves."""
 
 from typing import Literal
 
 import numpy as np
 
+from infalign.method.procedures import BestOfN
 from infalign.method.shapings import Shaping, optimal_log_ratios
 from infalign.method.transforms import Transformation
-from infalign.training.solvers.base import Shaped
+from infalign.training.solvers.base import Shaped, ToBestOfN
 from infalign.training.solvers.offline import Objective, Offline, weighted_likelihood
 
 
@@ -19,7 +20,15 @@ def resampling(shaping: Transformation | Shaping, beta: float) -> Objective:
     return weighted_likelihood(lambda rewards_K: np.exp(optimal_log_ratios(shaping, rewards_K[None], beta)[0]))
 
 
-class Settings(Shaped, Offline):
+def best_of_n_tuning(n: int) -> Objective:
+    """Return the average over all sets of n among the K rollouts, whose optimum is Best-of-n; ties share their weight.
+
+    Its weights raise DataError for fewer than n rollouts.
+    """
+    return weighted_likelihood(lambda rewards_K: BestOfN(n).weights(rewards_K[None])[0] * rewards_K.size)
+
+
+class Resample(Shaped, Offline):
     """Weighted fine-tuning for any shaping of the reward."""
 
     solver: Literal["resample"]
@@ -27,3 +36,13 @@ class Settings(Shaped, Offline):
     def objective(self, beta: float) -> Objective:
         """Return its objective, with ``beta`` for the paper's raw Φ."""
         return resampling(self.shaping, beta)
+
+
+class BonSft(ToBestOfN, Offline):
+    """Fine-tuning on the best of n."""
+
+    solver: Literal["bon-sft"]
+
+    def objective(self, beta: float) -> Objective:
+        """Return its objective."""
+        return best_of_n_tuning(self.n)
