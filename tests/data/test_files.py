@@ -83,6 +83,7 @@ BOMBS = {  # a table, and how it is written
     "a text": ({"prompt": SHARED}, {}),
     "a text in messages": ({"messages": pa.ListArray.from_arrays(pa.array(range(MANY + 1), pa.int32()),
         pa.StructArray.from_arrays([SHARED], ["content"]))}, {}),
+    "a text in maps": ({"n": pa.MapArray.from_arrays(pa.array(range(MANY + 1), pa.int32()), SHARED, SHARED)}, {}),
     "texts that begin alike": ({"prompt": ["x" * 4_000_000] * 40}, {
         "use_dictionary": False, "column_encoding": {"prompt": "DELTA_BYTE_ARRAY"}}),
     "bytes of one length": ({"prompt": pa.array([b"x" * 1_000_000] * 200, pa.binary(1_000_000))}, {}),

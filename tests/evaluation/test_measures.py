@@ -263,6 +263,7 @@ def test_prompts_that_are_all_solved_have_an_interval() -> None:
         ([[], [1]], None, "one or more finite rewards for each prompt"),
         ([], None, "one or more finite rewards for each prompt"),
         ([[1]], None, "at least 2 prompts, found 1"),
+        ({"a": [[1], [0]], "b": [[1], [1]]}, None, "the rewards are of 2 models; give those of one"),
         ([[1, 0], [0, 1]], np.nan, "the threshold must be finite, found nan"),
         ([[1, 0], [0, 1]], np.inf, "the threshold must be finite, found inf"),
     ],

@@ -24,12 +24,12 @@ from infalign.serving.draws import RemoteDraws
 from infalign.serving.web import TOKEN_VARIABLE, token_for
 
 SLOW = """
-import asyncio, signal, sys, time
+import asyncio, ctypes, signal, sys, time
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from infalign.core.errors import StoppedError
-from infalign.core.errors import raise_outside
+from infalign.core.signals import raise_outside
 from infalign.serving.web import listen
 signal.signal(signal.SIGTERM, lambda _, frame: raise_outside(StoppedError, frame))  # as the command line does
 async def slow(request):
@@ -107,8 +107,9 @@ def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, toke
         ("await asyncio.sleep(600)", False, 0),
         ("await asyncio.to_thread(time.sleep, 600)", False, 1),
         ("time.sleep(600)", False, 1),
+        ("await asyncio.to_thread(ctypes.PyDLL(None).sleep, 600)", False, -9),
     ],
-    ids=["done in time", "waits", "a thread hangs", "the loop hangs"],
+    ids=["done in time", "waits", "a thread hangs", "the loop hangs", "a thread holds the interpreter"],
 )
 def test_a_stopped_server_ends_whatever_hangs(work: str, answered: bool, code: int) -> None:
     """Within the grace a request that is under way is answered; then it is cancelled, and the process ends."""

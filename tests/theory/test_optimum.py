@@ -359,6 +359,7 @@ def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
         *(({"kl": kl}, f"the KL budget must be positive and finite, found {kl}") for kl in (0, -0.5, np.nan, np.inf)),
         ({"beta": 1e20}, r"beta = 1e\+20 leaves the base policy unchanged; lower it"),
         ({"kl": 1e-60}, "a KL of 1e-60 leaves the base policy unchanged; give at least 1e-20"),
+        ({"kl": 1e300}, r"the optimum for best-of-2 at 1e\+300 nats is beyond what can be computed"),
         ({"kl": 1e4}, "the optimum for best-of-2 at 10000 nats is beyond what can be computed; give a smaller"),
     ],
 )

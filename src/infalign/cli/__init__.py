@@ -18,7 +18,8 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from infalign.cli import pass_at_k, recipes, run, serving, theory, trainers, win_rate
 from infalign.core.display import printable
-from infalign.core.errors import InfalignError, StoppedError, raise_outside
+from infalign.core.errors import InfalignError, StoppedError
+from infalign.core.signals import raise_outside
 
 __all__ = ["app", "main"]
 

@@ -1,10 +1,6 @@
-"""The errors a user can meet, each with the exit code of the command line, and signals as exceptions that arrive."""
+"""The errors a user can meet, each with the exit code of the command line."""
 
-import signal
-from types import FrameType
-
-SWALLOWING = {"datasets.fingerprint"}  # modules of libraries that call other code in a bare `try: … except:`
-AGAIN = 0.02  # seconds
+from signal import SIGTERM
 
 
 class InfalignError(Exception):
@@ -35,21 +31,9 @@ class StoppedError(SystemExit):
     """SIGTERM came; like KeyboardInterrupt it is not caught by `except Exception`."""
 
     def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+        super().__init__(128 + SIGTERM)
 
 
 def first_line(error: Exception) -> str:
     """Return the type of an error and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def raise_outside(error: type[BaseException], frame: FrameType | None) -> None:
-    """Raise ``error`` in a signal's handler, which was given ``frame``; inside of what would swallow it, once out."""
-    place = frame
-    while place is not None:
-        if place.f_globals.get("__name__") in SWALLOWING:
-            signal.signal(signal.SIGALRM, lambda _, later: raise_outside(error, later))
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
-            return
-        place = place.f_back
-    raise error

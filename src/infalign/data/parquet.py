@@ -50,7 +50,7 @@ def check_size(path: Path) -> None:
 def _text_bytes(array: Any) -> int:
     """Return the bytes of all texts in an array, however often one of them is there."""
     if pa.types.is_nested(array.type):
-        inner = array.flatten()
+        inner = [array.keys, array.items] if pa.types.is_map(array.type) else array.flatten()
         return sum(map(_text_bytes, inner if isinstance(inner, list) else [inner]))
     if not pa.types.is_dictionary(array.type):
         return int(array.nbytes)

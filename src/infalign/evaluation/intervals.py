@@ -137,7 +137,7 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
         raise DataError(f"an interval needs at least 2 prompts, found {values.size}")
     if not np.isfinite(values).all():
         raise DataError(f"the value of prompt {np.flatnonzero(~np.isfinite(values))[0]} is not finite")
-    if not 0.0 < confidence < 1.0:
+    if not (confidence > 0.0 and 0.5 + confidence / 2.0 < 1.0):  # Student's quantile at 1 is infinite
         raise ConfigError(f"the confidence level must be between 0 and 1, found {confidence}")
     if confidence > RESAMPLED_CONFIDENCE:
         known = estimate(values, confidence=RESAMPLED_CONFIDENCE, seed=seed)

@@ -37,7 +37,9 @@ def pass_at_k(
     >>> pass_at_k([[0, 0, 1, 1], [0, 1, 0]], 2).mean  # 1 − C(2, 2)/C(4, 2) = 5/6 and 1 − C(2, 2)/C(3, 2) = 2/3
     0.75
     """
-    (found,) = measure(rewards, [f"pass@{k}"], Measuring(threshold, confidence=Confidence(confidence)))
+    found, *others = measure(rewards, [f"pass@{k}"], Measuring(threshold, confidence=Confidence(confidence)))
+    if others:
+        raise DataError(f"the rewards are of {1 + len(others)} models; give those of one, or use measure")
     return Estimate(found["mean"], found["low"], found["high"])
 
 

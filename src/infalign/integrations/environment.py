@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.data.lines import reject_duplicate_keys
 from infalign.data.messages import Message, from_cell, prompt_id
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
@@ -103,7 +104,7 @@ def data_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept = row.get("columns") or {}
     try:
-        found = json.loads(kept) if isinstance(kept, str) else dict(kept)
+        found = dict(json.loads(kept, object_pairs_hook=reject_duplicate_keys) if isinstance(kept, str) else kept)
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"columns must be a JSON object; it begins {str(kept)[:60]!r}") from error
     return found | {name: value for name, value in row.items() if name not in CALIBRATED}

@@ -18,7 +18,8 @@ def as_rewards(values: Any, what: str = "rewards") -> Array:
     Booleans count as 0 and 1, and NaN is one of the numbers.
     """
     try:
-        found = np.asarray(values.tolist() if hasattr(values, "new_tensor") else values)  # torch's are on any device
+        as_lists = hasattr(values, "new_tensor") or np.ma.is_masked(values)  # torch's are on any device
+        found = np.asarray(values.tolist() if as_lists else values)
     except (ValueError, TypeError, RuntimeError) as error:  # torch's of a list of tensors with gradients
         raise DataError(f"{what}: {error}; give an array of numbers") from error
     if (kind := found.dtype.kind) not in "bf":

@@ -19,9 +19,10 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
-from infalign.core.errors import ConfigError, InfalignError, StoppedError, raise_outside
+from infalign.core.errors import ConfigError, InfalignError, StoppedError
 from infalign.core.memory import out_of_memory, trim_heap
 from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.signals import raise_outside
 
 REPORT_EVERY = 0.2  # seconds between progress reports of a worker
 STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed

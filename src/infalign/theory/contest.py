@@ -87,7 +87,7 @@ class Contest:
 
     def best(self, kl: float) -> Policy:
         """Return the policy with the largest W at ``kl`` nats. Raises ConfigError for a budget out of reach."""
-        panels = graded(12 + int(kl / np.log(2.0)), edges=np.array(self.edges))
+        panels = graded(12 + int(min(kl, 1e3) / np.log(2.0)), edges=np.array(self.edges))
         found: list[Policy] = []
         for rate in TILTS:
             with suppress(ConfigError):  # of a steep one, which may not spend the budget
