@@ -14,7 +14,6 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.results import read_results
 from infalign.rewards.settings import RewardSource
-from infalign.training.solvers.base import JUDGED
 
 ROLES = {
     "reward": "selects the served response; the policy was trained on it",
@@ -83,13 +82,12 @@ def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
 def _text(recipe: Recipe, results: dict[str, Any], name: str, found: dict[str, Any], prompts: int) -> str:
     procedure, shaping = results["procedure"], found["transform"]
     method = found["method"]
-    if shaping.endswith(".json") or shaping == JUDGED.name:
+    if shaping.endswith(".json"):
         method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
     start = base_of(recipe) or "a model made in the run"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
-    roles = ROLES | ({"judge": "which it was trained to win by"} if found["transform"] == JUDGED.name else {})
-    judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {roles[judge]}" for judge in results["judges"])
+    judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {ROLES[judge]}" for judge in results["judges"])
     samples = f"{results['samples']} fresh samples for each of {results['prompts']} test prompts"
     return f"""\
 # {name}

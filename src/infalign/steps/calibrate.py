@@ -11,13 +11,13 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_table
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps import judged_transform, rank_model
+from infalign.steps import rank_model
 from infalign.steps.run import MANIFEST, Provenance, Run
 from infalign.steps.samples import StoredRollouts
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the calibration; for some recipes the rank model and the transformations by the judge."""
+    """Yield the calibration; for some recipes the rank model."""
     stored = run.stored
     yield Unit(
         "calibrate",
@@ -28,7 +28,6 @@ def units(run: Run) -> Iterator[Unit]:
         work=partial(calibrate_prompts, stored, run.recipe.rollout.prompts, run.provenance),
     )
     yield from rank_model.units(run)
-    yield from judged_transform.units(run)
 
 
 def calibrate_prompts(
