@@ -53,10 +53,14 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)
 class Contest:
-    """A policy served by ``procedure`` against the base policy served by ``base``."""
+    """A policy served by ``procedure`` against the base policy served by ``base``. ConfigError if one has no law."""
 
     procedure: Served
     base: Served
+
+    def __post_init__(self) -> None:
+        for served in (self.procedure, self.base):
+            distortion(served)
 
     @property
     def edges(self) -> tuple[float, ...]:
