@@ -14,7 +14,6 @@ from scipy.special import ndtr
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.judge import normal_density
 from infalign.method.procedures import Served
 from infalign.method.transforms import Transformation
 from infalign.theory.law import Law, aligned_law, information, law_at_kl
@@ -25,6 +24,11 @@ KNOTS = slice(50, 351, 3)  # of the table of log f, between normal scores of −
 MIN_CORRELATION, MAX_CORRELATION = 0.02, 0.99  # ρ; above, the signal's noise is finer than SCORES
 TABLE_CORRELATIONS = np.array([MIN_CORRELATION, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, MAX_CORRELATION])
 NEARBY = 1.1  # times the KL at which win rates are known besides
+
+
+def normal_density(score: Array) -> Array:
+    """Return the density of the standard normal law."""
+    return np.asarray(np.exp(-0.5 * np.square(score)) / np.sqrt(2.0 * np.pi))
 
 
 @dataclass(frozen=True, slots=True)

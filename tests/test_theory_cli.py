@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from micro import given, write
 
@@ -130,45 +128,3 @@ def test_the_papers_fixed_points_are_the_optima(main: Any, procedure: str, kl: f
     assert ours["win_rate"] == pytest.approx(win_rate, abs=1e-8)
     assert ours["beta"] == pytest.approx(0.1, rel=1e-12)
     assert {"residual", "self_check", "normalized_beta"} <= ours.keys()
-
-
-def scored(file: Path) -> Path:
-    """Write a table of 200 prompts × 16 responses whose judge and reward are jointly normal at 0.7, and return it."""
-    rng = np.random.default_rng(0)
-    reward, own = rng.standard_normal((2, 200 * 16))
-    columns = {"prompt_id": np.repeat(np.arange(200), 16), "reward": reward, "judge_reward": 0.7 * reward + 0.71 * own}
-    pq.write_table(pa.table(columns), file)
-    return file
-
-
-def test_choose_by_a_judge_says_what_his_optimum_gains(main: Any, tmp_path: Path) -> None:
-    """Win rates are by the judge, with intervals that hold the known one; `judged` has the largest with exact ranks."""
-    words = ("choose", "--procedure", "best-of-4", "--kl", 0.5, "--rollouts", 400)
-    words += ("--judged", scored(tmp_path / "scored.parquet"))
-    code, out, err = main(*words, "--json", "--output", tmp_path / "phi.json")
-    assert (code, err) == (0, "")
-    ranking = json.loads(out)
-    assert parse_transform(str(tmp_path / "phi.json")).name == ranking["recommended"]["transform"]
-    limits = {one["transform"]: one["limit"] for one in ranking["candidates"]}
-    assert max(limits, key=lambda name: limits[name]) == "judged:best-of-4"
-    for one in ranking["candidates"]:
-        assert one["transform"] != "exp:10" or one["interval"][0] < 0.7332 < one["interval"][1]
-        assert one["interval"][0] < one["limit"] < one["interval"][1]
-    assert (ranking["judge"]["prompts"], ranking["judge"]["samples"]) == (200, 16)
-    assert ranking["judge"]["low"] < ranking["judge"]["gain"] < ranking["judge"]["high"]
-    code, out, _ = main(*words)
-    assert "win rate by the judge" in out
-    assert "200 prompts × 16 samples" in out
-
-
-def test_a_table_without_a_judge_is_refused(main: Any, tmp_path: Path) -> None:
-    """It names the file and the column to add; rewind cannot be asked for."""
-    file = tmp_path / "plain.parquet"
-    pq.write_table(pa.table({"prompt_id": [1, 1], "reward": [0.0, 1.0]}), file)
-    words = ("choose", "--kl", 0.5, "--rollouts", 9)
-    code, _, err = main(*words, "--procedure", "best-of-4", "--judged", file)
-    assert code == 3
-    assert f"{file} has no column judge_reward" in err
-    code, _, err = main(*words, "--procedure", "rewind:0.85:4", "--judged", scored(tmp_path / "scored.parquet"))
-    assert code == 2
-    assert "estimating a judge needs a base policy served by ranks; rewind:0.85:4 is not" in err

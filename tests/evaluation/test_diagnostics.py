@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from infalign.evaluation.diagnostics import agreement, rank_error, saturation
+from infalign.evaluation.diagnostics import agreement, best_of_n_by_judge, rank_error, saturation, turning_point
+from infalign.evaluation.samples import Samples
+from infalign.method.calibration import Array
 
 
 def test_saturation_of_the_base_is_one_in_k_plus_one() -> None:
@@ -31,3 +33,38 @@ def test_agreement_is_spearmans_correlation_where_there_is_one() -> None:
     expected = [spearmanr(rewards[row], judged[row]).statistic for row in (0, 2, 4)]
     assert agreement(rewards, judged) == pytest.approx(expected)
     assert agreement(rewards[1:2], judged[1:2]).shape == (0,)
+
+
+def gaussian(rho: float, prompts: int, samples: int, seed: int = 0) -> Samples:
+    """Return samples whose reward and judge are jointly normal."""
+    rng = np.random.default_rng(seed)
+    reward, own = rng.standard_normal((2, prompts, samples))
+    return Samples(reward, rho * reward + np.sqrt(1.0 - rho**2) * own)
+
+
+def won(samples: Samples, n: int) -> Array:
+    """Return by brute force how often the best of the first N beats the last sample by the judge, (P,)."""
+    best = samples.selected[:, :n].argmax(axis=1)
+    return np.asarray(samples.judged[np.arange(len(best)), best] > samples.judged[:, -1], float)
+
+
+def test_best_of_n_by_the_judge_is_that_of_fresh_draws() -> None:
+    """N = 1 wins one half; every N agrees with one comparison a prompt on other samples, within its error."""
+    sizes, won_NP = best_of_n_by_judge(gaussian(0.5, 2000, 32), 8)
+    assert sizes == [1, 2, 4, 8]
+    assert won_NP[0].mean() == pytest.approx(0.5, abs=1e-9)
+    fresh = gaussian(0.5, 20_000, 9, seed=1)
+    for n, wins in zip(sizes, won_NP, strict=True):
+        assert wins.mean() == pytest.approx(won(fresh, n).mean(), abs=0.015)
+
+
+def test_the_turning_point_is_said_only_where_it_is_sure() -> None:
+    """A judge who dislikes the top turns at the N that wins most; one who agrees never does."""
+    agreeing = gaussian(0.5, 300, 64)
+    assert turning_point(*best_of_n_by_judge(agreeing, 32)) is None
+    turned = Samples(agreeing.selected, np.where(agreeing.selected > 1.5, -agreeing.selected, agreeing.selected))
+    sizes, won_NP = best_of_n_by_judge(turned, 32)
+    found = turning_point(sizes, won_NP)
+    assert found is not None
+    assert found[0] == sizes[int(won_NP.mean(axis=1).argmax())] == 4
+    assert found[1].low > 0.4

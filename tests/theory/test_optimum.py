@@ -25,8 +25,9 @@ from infalign.method.procedures import (
     top_k,
 )
 from infalign.method.transforms import Identity, Power, parse_transform
+from infalign.theory.contest import Contest
 from infalign.theory.law import aligned_law, law_at_kl
-from infalign.theory.optimum import Optimum, contest_between, optimal, stationarity
+from infalign.theory.optimum import Optimum, optimal, stationarity
 
 # Known answers
 
@@ -324,7 +325,7 @@ def test_no_optimizer_beats_the_optimum(procedure: Served, base: Served | None, 
 )
 def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served, base: Served | None) -> None:
     """Adding δ·sin to Φ makes the residual δ/β to within a factor of ten, and the win rate fall."""
-    optimum, contest = optimal(procedure, base=base, beta=0.2), contest_between(procedure, base or procedure)
+    optimum, contest = optimal(procedure, base=base, beta=0.2), Contest(procedure, base or procedure)
     table = optimum.transform
     before = optimum.residual
     assert before < 1e-6

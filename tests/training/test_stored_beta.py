@@ -1,19 +1,24 @@
 """β of every shaping comes from the stored rewards where they tie, and `optimal` is trained on its own log-ratios."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from scipy.optimize import brentq
 from scipy.special import expit, logit, rel_entr
 
 from infalign.core.errors import ConfigError
+from infalign.core.storage import write_table
 from infalign.method.calibration import Array
 from infalign.method.optimum import Optimal, optimum
 from infalign.method.procedures import BestOfN, parse_procedure
 from infalign.method.shapings import Ranked, mean_kl, parse_shaping, shape_rollouts
 from infalign.method.transforms import Exponential
+from infalign.recipe.data_dependent import resolved_policy
+from infalign.recipe.layout import Layout
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers import read_solver
@@ -113,3 +118,19 @@ def test_where_the_optimum_is_not_known_it_is_refused(settings: dict[str, Any], 
     facts = RecipeFacts(parse_procedure(procedure), 16, **{field.name: True for field in fields(RecipeFacts)[2:]})
     with pytest.raises((ValueError, ConfigError), match=said):
         read_solver(kl_budget=0.2, **settings).check(facts)
+
+
+def test_a_student_of_an_optimum_has_the_shaping_of_its_teacher(tmp_path: Path) -> None:
+    """Both are the optimum on the stored rewards; the recipe's own policies stay as they were read."""
+    fit = {"epochs": 1, "batch_size": 8}
+    aware = {"transform": "optimal", "kl_budget": 0.2, "fit": fit}
+    policies = {"student": read_solver(solver="distil", teacher="aware", fit=fit), "aware": read_solver(**aware)}
+    policies["student"].find_teacher(policies)
+    layout = Layout(tmp_path)
+    write_table(layout.calibrated, pa.table({"reference_rewards": CHECKED.tolist()}))
+    best = optimum(CHECKED, BestOfN(4), kl=0.2, smoothed=True)
+    for name in policies:
+        found = resolved_policy(name, policies, BestOfN(4), layout)
+        assert isinstance(found.shaping, Optimal)
+        assert (found.shaping(CHECKED[5], CHECKED[5]) == best.shaping(CHECKED[5], CHECKED[5])).all()
+        assert policies[name].shaping.name == "optimal"

@@ -15,7 +15,7 @@ from infalign.core.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
     from infalign.method.procedures import Served
-    from infalign.theory.choose import JudgeGain, Ranking
+    from infalign.theory.choose import Ranking
     from infalign.theory.curve import Point
 
 CURVE_EPILOGUE = """\
@@ -44,14 +44,6 @@ limits: a policy that memorizes the ranks of each prompt learns their noise
 a smoother transformation (exact). Behind: the distance to the best under the
 worse limit. The recommendation is the simplest transformation whose distance
 exceeds the smallest by at most two standard errors, or by 0.1 % of 1 − W.
-
-  infalign choose --procedure best-of-4 --kl 0.5 --rollouts 100 \\
-    --judged scored.parquet
-ranks by a judge while the reward selects. The table has one row per response of
-the base policy, at least 8 per prompt: prompt_id, reward, judge_reward. It gives
-A(u), the probability by the judge that a response of reward rank u beats what
-the base serves; `judged` is its best transformation. The gain of `judged` is
-cross-fitted: solved on half of the prompts, measured on the other half.
 
   infalign choose --procedure best-of-8 --kl 0.3 --stored rewards.parquet
 is for rewards that tie, such as a checker's 0 and 1. The table has one row per
@@ -116,9 +108,6 @@ def choose(
     kl: Annotated[float, Parameter(help="KL budget in nats.")],
     rollouts: Annotated[int | None, WHOLE, Parameter(help="K, the number of reference rollouts per prompt.")] = None,
     base: BaseName = None,
-    judged: Annotated[
-        Path | None, Parameter(help="Base responses with reward and judge_reward: win by the judge.")
-    ] = None,
     stored: Annotated[
         Path | None, Parameter(help="Stored rewards with ties, or pass rates; shows what the budget gains on them.")
     ] = None,
@@ -127,8 +116,6 @@ def choose(
 ) -> None:
     """Rank transformations by what they achieve with K rollouts per prompt."""
     from infalign.core.storage import write_text
-    from infalign.evaluation.judge import estimated_judge
-    from infalign.evaluation.pairing import judged_samples
     from infalign.method.procedures import parse_procedure
     from infalign.theory.choose import choose as choose_transform
     from infalign.theory.law import law_at_kl
@@ -137,14 +124,13 @@ def choose(
     file = new_file(output, ".json") if output else None
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
     if stored is not None:
-        if given := [name for name, value in {"base": base, "judged": judged, "output": output}.items() if value]:
+        if given := [name for name, value in {"base": base, "output": output}.items() if value]:
             raise ConfigError(f"--stored cannot be combined with --{given[0]}")
         _choose_on_stored(stored, served, kl, rollouts, as_json)
         return
     if rollouts is None:
         raise ConfigError("give --rollouts K, or --stored FILE")
-    judge = estimated_judge(judged_samples(judged), theirs or served) if judged else None
-    ranking = choose_transform(served, kl=kl, rollouts=rollouts, base=theirs, judge=judge)
+    ranking = choose_transform(served, kl=kl, rollouts=rollouts, base=theirs)
     if file:
         best = ranking.recommended.transform
         write_text(file, tabulated(best, beta=law_at_kl(best, kl=kl).beta).to_json())
@@ -195,30 +181,23 @@ def _print_points(points: "list[Point]", console: Console) -> None:
 def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> None:
     """Print a row for each candidate, and what to write into a recipe."""
     against = "" if ranking.base == ranking.procedure else f" against {ranking.base}"
-    measure = "win rate by the judge, %" if ranking.judge else "win rate, %"
     setting = f"{ranking.procedure}{against} at a KL of {ranking.kl:g} nats, {ranking.rollouts} rollouts per prompt"
-    heading(console, f"{setting}: {measure}")
+    heading(console, f"{setting}: win rate, %")
     columns = ["transform", *["memorizes"] * bool(ranking.prompts), "generalizes", "exact ranks", "behind,\npoints"]
     table = plain_table(*columns, breaking=[0])
     for one in ranking.candidates:
         cells = [f"{percent(one.memorizing)} ± {100 * one.standard_error:.2g}"] if one.memorizing is not None else []
-        interval = f" ({'–'.join(map(percent, one.interval))})" if one.interval else ""
         error = f" ± {100 * one.behind_error:.1g}" if one.behind_error else ""
-        cells += [percent(one.generalizing), f"{percent(one.limit)}{interval}", f"{100 * one.behind:.2g}{error}"]
+        cells += [percent(one.generalizing), percent(one.limit), f"{100 * one.behind:.2g}{error}"]
         table.add_row(one.transform.name, *cells)
     console.print(table)
-    notes = [
-        f"± one standard error over {ranking.prompts} simulated prompts, the same for all candidates"
-        if ranking.prompts
-        else "For this procedure, the win rate of a policy that memorizes ranks is not known."
-    ]
-    notes += [_gain_in_words(ranking.judge)] if ranking.judge else []
-    for note in notes:
-        say(console, note, wrap=True)
+    simulated = f"± one standard error over {ranking.prompts} simulated prompts, the same for all candidates"
+    unknown = "For this procedure, the win rate of a policy that memorizes ranks is not known."
+    say(console, simulated if ranking.prompts else unknown, wrap=True)
     for name, reason in ranking.left_out.items():
         say(console, f"left out: {name}: {reason}")
     best, ties = ranking.recommended, sum(one.ties for one in ranking.candidates)
-    named = not best.transform.name.startswith(("optimal:", "judged:"))
+    named = not best.transform.name.startswith("optimal:")
     said = f", the simplest of {ties} equally good" if ties > 1 else ""
     say(console, f"\nRecommended: {best.transform.name}{said}")
     say(console, f"  transform: {best.transform.name if named else file or 'FILE.json'}")
@@ -227,13 +206,3 @@ def _print_ranking(ranking: "Ranking", file: Path | None, console: Console) -> N
         say(console, f"{file} holds the same transformation; a recipe accepts either.")
     elif not (file or named):
         say(console, "This transformation has no name: write it to a file with --output FILE.json.")
-
-
-def _gain_in_words(found: "JudgeGain") -> str:
-    words = f"The judge was measured on {found.prompts} prompts × {found.samples} samples"
-    if found.misfit > 2.0 * found.noise:
-        words += f"; the fit misses the measurements by {100 * found.misfit:.1f} points, more than their error"
-    if found.gain is None or found.low is None or found.high is None:
-        return f"{words}."
-    interval = f"{100 * found.gain:+.1f} points ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-    return f"{words}. judged over optimal, exact ranks, cross-fitted on prompts: {interval}."

@@ -173,14 +173,6 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     return Estimate(float(mean), float(ends[:, 0].min()), float(ends[:, 1].max()))
 
 
-def resampled_means(values_PX: Array, *, resamples: int = 200, seed: int = 0) -> Array:
-    """Return means of the columns over prompts drawn with replacement, (resamples, X); seeded."""
-    prompts = len(values_PX)
-    shares = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1.0 / prompts), size=resamples)
-    means: Array = shares @ values_PX / prompts
-    return means
-
-
 def of_clusters(values_P: ArrayLike, clusters_P: ArrayLike | None) -> Array:
     """Return one value per cluster of prompts, for intervals: m + (Σ − M·m)/M̄, whose mean is that over prompts.
 

@@ -6,7 +6,6 @@ judge; lengths, in any unit, give a length-controlled win rate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from infalign.core.display import listed_names
 from infalign.core.errors import DataError
 from infalign.evaluation.reward_tables import Labels, RewardTable
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.table_files import read_reward_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +86,3 @@ def pair(policy: RewardTable, base: RewardTable, *, common_prompts: bool = False
 def _samples(table: RewardTable, rows_PM: NDArray[np.intp]) -> Samples:
     lengths = table.numbers["length"][rows_PM] if "length" in table.numbers else None
     return Samples(table.numbers["reward"][rows_PM], table.numbers[table.judge][rows_PM], lengths)
-
-
-def judged_samples(path: str | Path, *, seed: int = 0) -> Samples:
-    """Return a table's responses as samples, as many of every prompt as the prompt with the fewest has, shuffled.
-
-    Raises DataError as `read_reward_table`, and for a table without ``judge_reward``.
-    """
-    rewards = read_reward_table(path)
-    if rewards.judge != "judge_reward":
-        raise DataError(f"{path} has no column judge_reward; add the judge's score of each response")
-    blocks = pair(rewards, rewards, seed=seed).blocks
-    fewest = min(block.policy.selected.shape[1] for block in blocks)
-    columns = [
-        np.concatenate([values[:, :fewest] for values in found])
-        for found in zip(*((block.policy.selected, block.policy.judged) for block in blocks), strict=True)
-    ]
-    return Samples(*columns)

@@ -1,9 +1,7 @@
-"""What of a policy is known only after earlier steps of its run: its β, and a transformation that the run finds."""
+"""What of a policy is known only after earlier steps of its run: its β, and an optimum on stored rewards."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
@@ -13,10 +11,8 @@ from infalign.core.storage import read_table
 from infalign.evaluation.budget import Budget, measure_budgets
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, rewinds
-from infalign.method.shapings import Ranked
-from infalign.method.transforms import Tabulated, parse_transform
 from infalign.recipe.layout import Layout
-from infalign.training.solvers.base import JUDGED, Solver, StoredOptimum
+from infalign.training.solvers.base import Solver, StoredOptimum
 from infalign.training.solvers.theory import OptimumTheory
 
 
@@ -35,11 +31,10 @@ def policy_betas(policy: Solver, procedure: Served, layout: Layout) -> tuple[flo
 def check_spendable(policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> None:
     """Raise ConfigError for a policy whose KL budget the stored rewards cannot spend, with the largest."""
     for name, policy in policies.items():
-        if policy.shaping != JUDGED:  # its table is found by the judge
-            try:
-                policy_betas(policy, procedure, layout)
-            except ConfigError as error:
-                raise ConfigError(f"policies.{name}: {error}") from error
+        try:
+            policy_betas(policy, procedure, layout)
+        except ConfigError as error:
+            raise ConfigError(f"policies.{name}: {error}") from error
 
 
 def stored_budgets(policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> list[Budget]:
@@ -50,37 +45,15 @@ def stored_budgets(policies: Mapping[str, Solver], procedure: Served, layout: La
     return measure_budgets(rewards_PK, procedure, sorted(kl for kl in kls if kl is not None))
 
 
-def transform_owner(name: str, policies: Mapping[str, Solver]) -> str | None:
-    """Return which policy's transformation by the judge trains a policy: its own, its teacher's or none."""
-    return _shaping_owner(name, policies) if policies[name].shaping == JUDGED else None
-
-
-def _shaping_owner(name: str, policies: Mapping[str, Solver]) -> str:
-    return policies[name].data_needs.teacher or name
-
-
 def resolved_policy(name: str, policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> Solver:
     """Return a policy with the shaping that the run finds for it, or for its teacher."""
-    owner = _shaping_owner(name, policies)
-    shaping, theory = policies[owner].shaping, policies[owner].theory
-    if shaping == JUDGED:
-        table = parse_transform(str(layout.transform(owner)))
-        assert isinstance(table, Tabulated)
-        shaping = Ranked(replace(table, name=JUDGED.name))
-    elif isinstance(shaping, StoredOptimum):
-        assert isinstance(theory, OptimumTheory)
-        shaping = theory.stored_optimum(procedure, reference_rewards(layout)).shaping
-    else:
+    owner = policies[name].data_needs.teacher or name
+    theory = policies[owner].theory
+    if not isinstance(policies[owner].shaping, StoredOptimum):
         return policies[name]
+    assert isinstance(theory, OptimumTheory)
+    shaping = theory.stored_optimum(procedure, reference_rewards(layout)).shaping
     found = policies[owner].model_copy(update={"transform": shaping})
     policy = found if owner == name else policies[name].model_copy()
     policy.find_teacher({**policies, owner: found})
     return policy
-
-
-def transform_table(name: str, policies: Mapping[str, Solver], layout: Layout) -> Path | None:
-    """Return the file with the table that a policy is trained on, None if its transformation is no table."""
-    if (owner := transform_owner(name, policies)) is not None:
-        return layout.transform(owner)
-    shaping = policies[name].shaping.name
-    return Path(shaping) if shaping.endswith(".json") else None

@@ -48,15 +48,6 @@ class Layout:
         """Return the table of the reference's log-probabilities of the rollouts, as a training computes them."""
         return self.root / "logprobs" / f"{which}.parquet"
 
-    @property
-    def judged(self) -> Path:
-        """Some rollouts with reward and judge_reward; the folder ``judged`` next to it has the judge's shards."""
-        return self.root / "judged.parquet"
-
-    def transform(self, name: str) -> Path:
-        """Return the table of the transformation that was found for a policy."""
-        return self.root / "transforms" / f"{name}.json"
-
     def scored(self, name: str) -> list[Path]:
         """Return all shards of rewards from the source ``name``, those of training prompts first."""
         rollouts = sorted(self.root.glob("scores/part-*/part-[0-9]*.parquet")) if name == "reward" else []

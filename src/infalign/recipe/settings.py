@@ -35,10 +35,7 @@ class Recipe(Settings):
     data: Data
     policy: PolicyModel
     reward: RewardSource
-    judge: RewardSource | None = Field(
-        None,
-        description="only evaluates, unless a policy has transform: judged. Without a judge, the reward judges",
-    )
+    judge: RewardSource | None = Field(None, description="only evaluates. Without a judge, the reward judges")
     gold: RewardSource | None = Field(None, description="a second judge: the truth, where it is known")
     rollout: Rollout = Rollout()
     policies: Annotated[dict[Name, AnySolver], Field(min_length=1)] = Field(
@@ -157,12 +154,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _solvers_can_work(self) -> "Recipe":
-        facts = RecipeFacts(
-            self.procedure,
-            self.rollout.k,
-            has_judge=self.judge is not None,
-            has_reward_model=self.reward.has_trunk,
-        )
+        facts = RecipeFacts(self.procedure, self.rollout.k, has_reward_model=self.reward.has_trunk)
         for name, policy in self.policies.items():
             try:
                 policy.find_teacher(self.policies)

@@ -15,7 +15,6 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.results import read_results
 from infalign.rewards.settings import RewardSource
-from infalign.training.solvers.base import JUDGED
 
 ROLES = {
     "reward": "selects the served response; the policy was trained on it",
@@ -48,14 +47,12 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
         tags=["infalign", "rlhf", procedure],
         eval_results=_metrics(results, found),
     )
-    method, shaping, roles = found["method"], found["transform"], ROLES
-    if shaping == JUDGED.name:
-        roles = ROLES | {"judge": "which it was trained to win by"}
-    if shaping.endswith(".json") or shaping == JUDGED.name:
+    method, shaping = found["method"], found["transform"]
+    if shaping.endswith(".json"):
         method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
-    judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {roles[judge]}" for judge in results["judges"])
+    judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {ROLES[judge]}" for judge in results["judges"])
     return f"""\
 ---
 {data.to_yaml()}

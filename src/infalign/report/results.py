@@ -13,8 +13,7 @@ from infalign.core.display import LOOKS
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
-from infalign.evaluation.diagnostics import agreement
-from infalign.evaluation.judge import best_of_n_by_judge, turning_point
+from infalign.evaluation.diagnostics import agreement, best_of_n_by_judge, turning_point
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples

@@ -11,13 +11,12 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_table
 from infalign.pipeline.units import Summary, Unit
-from infalign.steps import judged_transform
 from infalign.steps.run import MANIFEST, Provenance, Run
 from infalign.steps.samples import StoredRollouts
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the calibration; for some recipes the transformations by the judge."""
+    """Yield the calibration."""
     stored = run.stored
     yield Unit(
         "calibrate",
@@ -27,7 +26,6 @@ def units(run: Run) -> Iterator[Unit]:
         output=run.layout.calibrated,
         work=partial(calibrate_prompts, stored, run.recipe.rollout.prompts, run.provenance),
     )
-    yield from judged_transform.units(run)
 
 
 def calibrate_prompts(

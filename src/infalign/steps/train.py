@@ -15,9 +15,9 @@ from infalign.method.shapings import rank_transform
 from infalign.models.pretrained import TRANSFORMATION, load_policy
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
-from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy, transform_table
+from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy
 from infalign.recipe.settings import Recipe
-from infalign.steps import judged_transform, reference_passes
+from infalign.steps import reference_passes
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import DRAWN, READ, TRAINED, Pass, Run
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
@@ -44,7 +44,6 @@ def units(run: Run) -> Iterator[Unit]:
             inputs=(
                 run.layout.calibrated,
                 *([run.layout.model(teacher)] if (teacher := policy.data_needs.teacher) else []),
-                *judged_transform.inputs(run, name),
                 *reference_passes.read_by(run, policy),
             ),
             settings=run.key(*policy.recipe_dependencies) | {"policies": {name: run.contents["policies"][name]}},
@@ -128,8 +127,7 @@ def train_policy(
         else:
             assert isinstance(policy, Offline)
             history = _train_offline(policy, beta, inputs, target, job)
-        table = transform_table(name, policies, inputs.layout)
-        if table is not None and is_first():
+        if (table := policy.shaping.name).endswith(".json") and is_first():
             shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     losses = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}

@@ -15,12 +15,11 @@ from scipy.optimize import minimize_scalar
 
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
-from infalign.method.judge import EstimatedJudge
 from infalign.method.procedures import Served, distortion, is_extreme, parse_procedure, rewinds
 from infalign.method.transforms import LARGEST_M, Exponential, Identity, Log, Power, Tabulated, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
-from infalign.theory.law import Law, check_kl, judged_win_rate, law_at_kl, resampled_win_rates
-from infalign.theory.optimum import optimal, optimal_by
+from infalign.theory.law import check_kl, law_at_kl
+from infalign.theory.optimum import optimal
 from infalign.theory.tabulation import smoothed
 
 RATES = 2.0 ** np.arange(9)  # |t| from which the search for exp:t starts
@@ -28,8 +27,7 @@ STEEPEST = 330.0  # the largest |t|: a table holds t·e^t
 SIMULATED_ROLLOUTS = 200_000
 MAX_ROLLOUTS = 100_000  # per prompt; more take too much memory
 PROMPTS = (200, 2000)  # the fewest and the most simulated prompts that share these rollouts
-LEVELS, WIDE = (0.025, 0.975), 1.96  # of 95 % intervals
-SEARCHED, SEARCHED_BY_JUDGE = 4, 16  # times fewer prompts in the search for the best exponentials
+SEARCHED = 4  # times fewer prompts in the search for the best exponentials
 TIE_ERRORS = 2.0  # standard errors of a paired difference
 TIE = 1e-3  # share of what is left to win, 1 − W, that is as good as none
 
@@ -40,8 +38,7 @@ class Candidate:
 
     ``memorizing`` and ``generalizing`` are the win rates of the two limits for K rollouts, ``limit`` that of exact
     ranks. ``behind`` is the larger of the distances to the best candidate under either limit. The standard errors are
-    those of the simulation, for ``behind`` of the paired difference, and 0 where nothing was simulated. By an estimated
-    judge, ``interval`` is the 95 % interval of ``limit``, and ``behind_error`` contains the judge's error.
+    those of the simulation, for ``behind`` of the paired difference, and 0 where nothing was simulated.
     """
 
     transform: Transformation
@@ -52,7 +49,6 @@ class Candidate:
     behind: float
     behind_error: float
     ties: bool  # whether ``behind`` is the smallest, within twice ``behind_error`` or a thousandth of 1 − W
-    interval: tuple[float, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON, with the name of the transformation."""
@@ -71,28 +67,11 @@ class Ranking:
     candidates: tuple[Candidate, ...]
     recommended: Candidate  # the simplest of those that tie with the best
     left_out: dict[str, str]  # transformations that cannot spend the budget, and why
-    judge: "JudgeGain | None" = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         candidates = [candidate.as_dict() for candidate in self.candidates]
         return asdict(self) | {"candidates": candidates, "recommended": self.recommended.as_dict()}
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeGain:
-    """What is known of the judge, and what the optimum by it gains over the optimum by the reward, exact ranks.
-
-    ``gain`` is cross-fitted: the optimum is that of one half of the prompts, its worth that by the other half's judge.
-    """
-
-    prompts: int
-    samples: int
-    misfit: float  # root mean square difference between the fitted and the measured chances
-    noise: float  # root mean square standard error of the measured chances
-    gain: float | None  # None if there is no optimum
-    low: float | None  # 95 %
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -117,19 +96,6 @@ class _Setting:
     rollouts: int
     prompts: int
     seed: int
-    judge: EstimatedJudge | None = None
-
-    def wins(self, law: Law) -> float:
-        """Return the win rate of an aligned policy, by the judge if there is one."""
-        if self.judge is None:
-            return law.win_rate(self.procedure, self.base)
-        return judged_win_rate(law, self.procedure, self.judge.judge)
-
-    def resampled(self, law: Law) -> Array:
-        """Return the win rates by each of the resampled judges; a single 0 without a judge, which adds no error."""
-        if self.judge is None:
-            return np.zeros(1)
-        return resampled_win_rates(law, self.procedure, self.judge.resampled)
 
     def outcome(self, transform: Transformation) -> _Outcome:
         """Return what ``transform`` achieves. Raises ConfigError if it cannot spend the budget."""
@@ -141,16 +107,12 @@ class _Setting:
                 simulated_gaps(self.rollouts, prompts=self.prompts, seed=self.seed),
                 kl=self.kl,
                 base=self.base,
-                judge=None if self.judge is None else self.judge.judge,
             ).win_rates
         law = law_at_kl(smoothed(transform, self.rollouts), kl=self.kl)
-        return _Outcome(transform, memorizing, self.wins(law))
+        return _Outcome(transform, memorizing, law.win_rate(self.procedure, self.base))
 
     def best_exponentials(self) -> list[Exponential]:
-        """Return the exponentials that lose least under both limits and under each, their t rounded to two digits.
-
-        By a judge only the first is sought.
-        """
+        """Return the exponentials that lose least under both limits and under each, their t rounded to two digits."""
         tried: dict[float, Array] = {}
 
         def wins(t: float) -> Array:
@@ -174,7 +136,7 @@ class _Setting:
             return Exponential(float(f"{start * 2.0**inside.x:.2g}"))
 
         aims = [lambda t: float((most - wins(t)).max()), *(lambda t, i=i: -float(wins(t)[i]) for i in range(most.size))]
-        return [nearby(aim) for aim in (aims if self.judge is None else aims[:1])]  # its chances are less exact
+        return [nearby(aim) for aim in aims]
 
 
 def choose(
@@ -183,7 +145,6 @@ def choose(
     kl: float,
     rollouts: int = 32,
     base: Served | None = None,
-    judge: EstimatedJudge | None = None,
     seed: int = 0,
 ) -> Ranking:
     """Return what transformations achieve at ``kl`` nats with K = ``rollouts`` rollouts per prompt, best first.
@@ -192,8 +153,6 @@ def choose(
     themselves the limit of the optimum at small KL, and the optimum of exact calibration. All see the same simulated
     prompts; the best exponentials are searched on others. What memorizing costs Rewind-and-Repeat is not known, so its
     ranking is that of the other limit. Raises ConfigError for a budget that the rollouts cannot spend.
-
-    With a ``judge``, estimated for the same ``base``, all win rates are by it, and the optimum by it is a candidate.
 
     >>> choose("best-of-4", kl=0.5).recommended.transform.name
     'exp:11'
@@ -206,18 +165,15 @@ def choose(
         raise ConfigError(f"calibration takes 2 to {MAX_ROLLOUTS:,} rollouts per prompt, found {rollouts}")
     base = base or procedure
     prompts = int(np.clip(SIMULATED_ROLLOUTS // rollouts, *PROMPTS))
-    setting = _Setting(procedure, base, kl, rollouts, prompts, seed, judge)
+    setting = _Setting(procedure, base, kl, rollouts, prompts, seed)
     outcomes = [setting.outcome(Identity())]  # the identity reaches the largest KL
-    fewer = prompts // (SEARCHED if judge is None else SEARCHED_BY_JUDGE)
-    found = replace(setting, prompts=fewer, seed=seed + 1).best_exponentials()
+    found = replace(setting, prompts=prompts // SEARCHED, seed=seed + 1).best_exponentials()
     rates = dict.fromkeys([*np.copysign([5.0, 10.0], found[0].t).tolist(), *(one.t for one in found)])
     tried: dict[str, Any] = {one.name: one for one in map(Exponential, rates)}
     if is_extreme(procedure) and 1 < procedure.n <= LARGEST_M / 2 and base == procedure:
         power = Power(procedure.sign * (2 * procedure.n - 1))
         tried[power.name] = power
     tried |= {"log": Log(), "optimal": partial(optimal, procedure, kl=kl, base=base)}
-    if judge is not None:
-        tried["judged"] = partial(optimal_by, judge.judge, procedure, kl=kl)
     left_out = {}
     for name, one in tried.items():  # the simplest first
         try:
@@ -234,7 +190,6 @@ def choose(
         candidates=tuple(sorted(candidates, key=lambda candidate: candidate.behind)),
         recommended=next(candidate for candidate in candidates if candidate.ties),
         left_out=left_out,
-        judge=None if judge is None else _gain_by(judge, setting),
     )
 
 
@@ -254,49 +209,24 @@ def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:
     best = min(outcomes, key=lambda outcome: float((most - outcome.both).max()))
     least, left = float((most - best.both).max()), float((1.0 - most).min())
     top = max(outcomes, key=lambda outcome: outcome.both[0])
-    laws = {id(outcome): law_at_kl(outcome.transform, kl=setting.kl) for outcome in outcomes}
-    resampled = {of: setting.resampled(law) for of, law in laws.items()}
-
-    def error(one: _Outcome, other: _Outcome) -> float:
-        by_judge = float((resampled[id(one)] - resampled[id(other)]).std())
-        return float(np.hypot(_standard_error(one.memorizing - other.memorizing), by_judge))
-
     candidates = []
     for outcome in outcomes:
-        behind, limit = float((most - outcome.both).max()), setting.wins(laws[id(outcome)])
-        low, high = np.quantile(resampled[id(outcome)], LEVELS).tolist()
+        behind = float((most - outcome.both).max())
+        error = _standard_error(top.memorizing - outcome.memorizing)
+        law = law_at_kl(outcome.transform, kl=setting.kl)
         candidates.append(
             Candidate(
                 transform=outcome.transform,
                 memorizing=float(outcome.memorizing.mean()) if outcome.memorizing.size else None,
                 standard_error=_standard_error(outcome.memorizing),
                 generalizing=outcome.generalizing,
-                limit=limit,
+                limit=law.win_rate(setting.procedure, setting.base),
                 behind=behind,
-                behind_error=error(top, outcome),
-                ties=behind - least <= max(TIE_ERRORS * error(top, outcome), TIE * left),
-                interval=None if setting.judge is None else (low, high),
+                behind_error=error,
+                ties=behind - least <= max(TIE_ERRORS * error, TIE * left),
             )
         )
     return candidates
-
-
-def _gain_by(judge: EstimatedJudge, setting: _Setting) -> JudgeGain:
-    """Return what is known of the judge and the cross-fitted gain of the optimum by it."""
-    known = (judge.prompts, judge.samples, judge.misfit, judge.noise)
-    procedure, kl = setting.procedure, setting.kl
-    try:
-        plain = optimal(procedure, kl=kl, base=setting.base).law
-        aware = [optimal_by(half, procedure, kl=kl).law for half in judge.halves]
-    except InfalignError:  # said where candidates are left out
-        return JudgeGain(*known, None, None, None)
-    gains = [
-        judged_win_rate(law, procedure, other) - judged_win_rate(plain, procedure, other)
-        for law, other in zip(aware, judge.halves[::-1], strict=True)
-    ]
-    spread = np.mean([setting.resampled(law) for law in aware], axis=0) - setting.resampled(plain)
-    gain, wide = float(np.mean(gains)), WIDE * float(spread.std())
-    return JudgeGain(*known, gain, gain - wide, gain + wide)
 
 
 def _standard_error(values: Array) -> float:

@@ -1,7 +1,7 @@
 """What a policy wins, how that changes with the policy, and the policy that wins most at a KL budget.
 
-W = ∫ A dh(F), where A(u) is the chance that rank u beats what the base serves: h₀(u), or what a judge says. The policy
-with the largest W at its KL has f ∝ e^{Φ/β} with Φ = ∂W/∂f at itself (docs/theory.md, optimum of a rank procedure). At
+W = ∫ h₀ dh(F), where h₀(u) is the chance that rank u beats what the base serves. The policy with the largest W at its
+KL has f ∝ e^{Φ/β} with Φ = ∂W/∂f at itself (docs/theory.md, optimum of a rank procedure). At
 a fixed KL the map F → Φ → f → F all but contracts, also where it cycles at a fixed β, so Anderson's acceleration (J.
 ACM 12, 1965) takes it to rounding in about 15 steps.
 """
@@ -53,26 +53,34 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)
 class Contest:
-    """A policy served by ``procedure`` against something that rank u beats with probability ``chance``(u, 1 − u).
-
-    ``rival`` is its derivative by u, which jumps at ``edges`` of 1 − u.
-    """
+    """A policy served by ``procedure`` against the base policy served by ``base``. ConfigError if one has no law."""
 
     procedure: Served
-    chance: Callable[[Array, Array], Array]
-    rival: Callable[[Array, Array], Array]
-    edges: tuple[float, ...] = ()
+    base: Served
+
+    def __post_init__(self) -> None:
+        for served in (self.procedure, self.base):
+            distortion(served)
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The 1 − u at which the density of what the base serves, or Φ, jumps."""
+        return tuple({1.0 - one.quantile for one in (self.procedure, self.base) if rewinds(one)})
+
+    def rival(self, panels: Panels) -> Array:
+        """Return h₀′ at the nodes."""
+        return distortion(self.base).density(np.clip(panels.u, INSIDE, 1.0 - INSIDE))
 
     def win_rate(self, policy: Policy) -> float:
         """Return W."""
         panels, s = policy.panels, policy.below
         p = self._beside_threshold(panels, policy.cdf, s)
         served = distortion(self.procedure, lambda _: s).density(p) * np.exp(policy.log_density) * panels.weight
-        return float(np.sum(served * self.chance(panels.u, panels.v)) / np.sum(served))
+        return float(np.sum(served * distortion(self.base).distortion(panels.u)) / np.sum(served))
 
     def gradient(self, panels: Panels, cdf: Array, below: float) -> tuple[Array, Array, float]:
         """Return Φ = ∂W/∂f with Φ(1) = 0 and Φ′ at the nodes, and how far Φ jumps at the quantile of a threshold."""
-        rival, p = self.rival(panels.u, panels.v), self._beside_threshold(panels, cdf, below)
+        rival, p = self.rival(panels), self._beside_threshold(panels, cdf, below)
         if not rewinds(self.procedure):
             slope = self.procedure.density(p) * rival
             return -panels.remaining(slope), slope, 0.0

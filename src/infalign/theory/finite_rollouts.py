@@ -6,20 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import ndtr
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.judge import Judge
 from infalign.method.procedures import RankProcedure, looks_at_ranks
 from infalign.method.transforms import Transformation, at_ranks
-from infalign.theory.law import judged_win_rate, law_at_kl
+from infalign.theory.law import law_at_kl
 
 LOG_BETAS = (-60.0, 40.0)  # log β for the normalized Φ: from all mass on the best interval to a KL below 1e-30
 ROUGH = 1e-6  # share of the loss that an interval may be uncertain by without nodes of its own
 QUADRATURE = 1e-6  # change of the mean loss, as a share of it, at which there are enough nodes: far below Monte Carlo's
-JUDGED = 1e-4  # both by a judge, whose chances are known to a per cent at best
-SCORES = np.linspace(-8.0, 8.0, 4001)  # between which a judge's chances are interpolated
 MAX_NODES = 256  # nodes an interval; where h′ jumps, the error is then far below the Monte-Carlo error
 PILOT = 32  # prompts from which the number of nodes and the price of KL are found
 CHUNK = 2**17  # nodes in memory at a time
@@ -38,7 +34,6 @@ class FiniteRollouts:
     transform: Transformation
     procedure: RankProcedure
     base: RankProcedure
-    judge: Judge | None
     beta: float  # the weight of the KL for the paper's raw Φ
     kl: float  # nats, the mean over prompts
     win_rates: Array = field(repr=False)  # (P,)
@@ -56,10 +51,7 @@ class FiniteRollouts:
     @property
     def limit(self) -> float:
         """The win rate with exact calibration at the same KL."""
-        law = law_at_kl(self.transform, kl=self.kl)
-        if self.judge is None:
-            return law.win_rate(self.procedure, self.base)
-        return judged_win_rate(law, self.procedure, self.judge)
+        return law_at_kl(self.transform, kl=self.kl).win_rate(self.procedure, self.base)
 
     @property
     def lost(self) -> float:
@@ -86,15 +78,14 @@ def finite_rollouts(
     *,
     kl: float,
     base: RankProcedure | None = None,
-    judge: Judge | None = None,
 ) -> FiniteRollouts:
     """Return the win rate of the policy that is optimal for Φ(Ĉ), with Ĉ from K references per prompt.
 
     The references of a prompt cut [0, 1] into K + 1 intervals of ``lengths_PC``, see `simulated_gaps`, inside which
     Ĉ = c/K cannot tell responses apart: the policy has density e_c/Σ_c D_c e_c with e_c = exp(Φ(c/K)/β). One β serves
     all prompts and spends ``kl`` nats on average. The win rate is the true one, for continuous rewards, against the
-    base served by ``base``, by default as the policy, or by a ``judge``, who knows how the base is served. Raises
-    ConfigError for a budget that K rollouts cannot spend and for a procedure that does not only look at ranks.
+    base served by ``base``, by default as the policy. Raises ConfigError for a budget that K rollouts cannot spend and
+    for a procedure that does not only look at ranks.
     """
     base = base or procedure
     prompts, rollouts = lengths_PC.shape[0], lengths_PC.shape[1] - 1
@@ -115,14 +106,11 @@ def finite_rollouts(
     def win_rates(lengths: Array, log_beta: float, nodes: int) -> Array:
         masses = lengths * np.exp(phi_C * np.exp(-log_beta))
         masses /= masses.sum(axis=1, keepdims=True)
-        if judge is not None:
-            return _step_win_rates_by(judge, lengths, masses, procedure, nodes)
         return _step_win_rates(lengths, masses, procedure, base, nodes)
 
     pilot, nodes = lengths_PC[:PILOT], 2
     now, finer = win_rates(pilot, log_beta, nodes), win_rates(pilot, log_beta, 2 * nodes)
-    enough = QUADRATURE if judge is None else JUDGED
-    while abs((now - finer).mean()) > enough * (1.0 - finer).mean() and nodes < MAX_NODES:
+    while abs((now - finer).mean()) > QUADRATURE * (1.0 - finer).mean() and nodes < MAX_NODES:
         nodes *= 2
         now, finer = finer, win_rates(pilot, log_beta, 2 * nodes)
     nearby = log_beta + 1e-4
@@ -134,7 +122,7 @@ def finite_rollouts(
     kls_P = kls(log_beta)
     beta = float(np.exp(log_beta)) * transform.scale
     priced_P = win_rates_P - price * (kls_P - kl)
-    return FiniteRollouts(transform, procedure, base, judge, beta, float(kls_P.mean()), priced_P)
+    return FiniteRollouts(transform, procedure, base, beta, float(kls_P.mean()), priced_P)
 
 
 def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:
@@ -164,28 +152,6 @@ def _step_win_rates(
     for at, u, cdf, weight in _inside(u_PE, lengths_PC, cdf_PE, masses_PC, rough_PC, nodes):
         lost_PC[at] = lengths_PC[at] * ((procedure.distortion(cdf) * base.density(u)) @ weight)
     return np.asarray(1.0 - lost_PC.sum(axis=1))
-
-
-def _step_win_rates_by(
-    judge: Judge, lengths_PC: Array, masses_PC: Array, procedure: RankProcedure, nodes: int
-) -> Array:
-    """Return W = ∫ A dh(F), (P,), of the same policies by a judge.
-
-    An interval serves the rise of h(F) at its mean A; where both rise noticeably that is Gauss's rule with ``nodes``.
-    """
-
-    ranks, chances = ndtr(SCORES), judge.chance(SCORES)
-
-    def chance(u: Array) -> Array:
-        return np.interp(u, ranks, chances)
-
-    u_PE, cdf_PE = _edges(lengths_PC), _edges(masses_PC)
-    chance_PE, rise_PC = chance(u_PE), np.diff(procedure.distortion(cdf_PE), axis=1)
-    won_PC = (chance_PE[:, 1:] + chance_PE[:, :-1]) / 2.0 * rise_PC
-    rough_PC = np.abs(np.diff(chance_PE, axis=1)) * rise_PC > JUDGED
-    for at, u, cdf, weight in _inside(u_PE, lengths_PC, cdf_PE, masses_PC, rough_PC, nodes):
-        won_PC[at] = masses_PC[at] * ((procedure.density(cdf) * chance(u)) @ weight)
-    return np.asarray(won_PC.sum(axis=1))
 
 
 def _inside(

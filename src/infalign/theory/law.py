@@ -15,12 +15,10 @@ from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.judge import Judge, normal_scores
 from infalign.method.procedures import RewindAndRepeat, Served, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.transforms import Function, Tabulated, Transformation, normalized_beta
 
-SCORES = 8_001  # normal scores at which many judges are asked about a law with more nodes
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 LOWEST_LOG_BETA = -690.0  # log β for the normalized Φ; below it lie the smallest floating-point numbers
 
@@ -144,32 +142,6 @@ def training_beta(transform: Transformation, *, kl: float) -> float:
     0.2413
     """
     return normalized_beta(transform, law_at_kl(transform, kl=kl).beta)
-
-
-def judged_win_rate(law: Law, procedure: Served, judge: Judge) -> float:
-    """Return W = ∫ A dh(F), what the policy wins by ``judge`` if it is served by ``procedure``.
-
-    A is the judge's chance against what the base serves, so how the base is served is known to it alone.
-    """
-    return law.integral(lambda law: law.served(procedure) * judge.chance(normal_scores(law.u, law.v)))
-
-
-def resampled_win_rates(law: Law, procedure: Served, judges: Judge) -> Array:
-    """Return W by each of many judges at once, such as the ``resampled`` ones of an estimated judge, (B,).
-
-    The law of a table has hundreds of thousands of nodes. Their weights are then shared among normal scores that are
-    equally far apart, by linear interpolation, whose error is below 1e-5.
-    """
-    scores: Array = normal_scores(law.u, law.v)
-    weight: Array = law.weight * law.served(procedure)
-    if scores.size > SCORES:
-        first, last = float(scores.min()), float(scores.max())
-        place = (scores - first) / (last - first) * (SCORES - 1)
-        below = np.minimum(place.astype(int), SCORES - 2)
-        above = weight * (place - below)
-        weight = np.asarray(np.bincount(below, weight - above, SCORES) + np.bincount(below + 1, above, SCORES), float)
-        scores = np.linspace(first, last, SCORES)
-    return np.asarray(judges.chance(scores) @ weight)
 
 
 def _panels(transform: Transformation) -> Panels:

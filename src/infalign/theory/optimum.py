@@ -4,23 +4,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtri
 
 from infalign.core.errors import ConfigError
-from infalign.method.calibration import Array
-from infalign.method.judge import MAX_NORMAL_SCORE, Judge, normal_density, normal_scores
-from infalign.method.procedures import Served, distortion, looks_at_ranks, parse_procedure, rewinds
+from infalign.method.procedures import Served, parse_procedure, rewinds
 from infalign.method.transforms import Tabulated
-from infalign.theory.contest import INSIDE, Contest, Policy
+from infalign.theory.contest import Contest, Policy
 from infalign.theory.law import MIN_KL, Law, aligned_law, check_kl
 from infalign.theory.tabulation import table_of_knots
 
 KNOTS = np.arange(48) / 48  # of the table, in each panel of the solution
 LAST_PIECE = 1e-12  # of the table, next to u = 0, where 1 − u has no digits for a steep Φ
-LAST_SCORE = float(ndtri(LAST_PIECE))  # the normal score of that rank
 MAX_ERROR = 1e-4  # of KL and win rate
 FIRST_KL = 1e-3  # from which the search for a β starts
-SCORES = np.linspace(-MAX_NORMAL_SCORE, MAX_NORMAL_SCORE, 401)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,46 +55,9 @@ def optimal(
     if kl is not None:
         check_kl(kl)
     procedure = parse_procedure(procedure) if isinstance(procedure, str) else procedure
-    contest = contest_between(procedure, base or procedure)
+    contest = Contest(procedure, base or procedure)
     policy = contest.best(kl) if kl is not None else _best_at_beta(contest, beta or 0.0)
     return certified(contest, policy, f"optimal:{procedure.name}")
-
-
-def contest_between(procedure: Served, base: Served) -> Contest:
-    """Return the contest of a policy served by ``procedure`` against the base served by ``base``."""
-    served = distortion(base)
-    edges = tuple({1.0 - one.quantile for one in (procedure, base) if rewinds(one)})
-    return Contest(
-        procedure,
-        chance=lambda u, v: served.distortion(u),
-        rival=lambda u, v: served.density(np.clip(u, INSIDE, 1.0 - INSIDE)),
-        edges=edges,
-    )
-
-
-def optimal_by(judge: Judge, procedure: Served, *, kl: float) -> Optimum:
-    """Return the policy with the largest win rate by ``judge`` at ``kl`` nats, served by ``procedure``.
-
-    With A(u) the judge's chance that a response of reward rank u beats what the base serves, W = ∫ A dh(F) and
-    Φ'(u) = h'(F(u))·A'(u). A is taken as constant below the rank `LAST_PIECE`, where a table has no digits. Raises
-    ConfigError for Rewind-and-Repeat and for a budget out of reach.
-    """
-    if not looks_at_ranks(procedure):
-        raise ConfigError(f"the optimum by a judge is known for procedures by rank, not for {procedure.name}")
-    check_kl(kl)
-    if np.ptp(judge.chance(SCORES)) < 1e-12:
-        raise ConfigError("by the judge all reward ranks are equal, so there is nothing to gain")
-
-    def chance(u: Array, v: Array) -> Array:
-        return np.asarray(judge.chance(np.maximum(normal_scores(u, v), LAST_SCORE)).reshape(u.shape))
-
-    def slope(u: Array, v: Array) -> Array:
-        score = normal_scores(u, v)
-        rises = judge.slope(score).reshape(u.shape) / normal_density(score)
-        return np.where(score > LAST_SCORE, rises, 0.0)
-
-    contest = Contest(procedure, chance, slope)
-    return certified(contest, contest.best(kl), f"judged:{procedure.name}")
 
 
 def certified(contest: Contest, policy: Policy, name: str) -> Optimum:

@@ -16,7 +16,6 @@ from pydantic import Field, model_validator
 from infalign.core.errors import ConfigError
 from infalign.core.settings import Draws, Kind, Positive, spelled
 from infalign.method.calibration import Array
-from infalign.method.judge import MIN_JUDGED_SAMPLES
 from infalign.method.optimum import Objective, Optimal
 from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Ranked, Shaping, parse_shaping, rank_transform
@@ -26,21 +25,6 @@ from infalign.theory.law import MIN_KL, law_at_kl
 from infalign.training.solvers.theory import MethodTheory, OptimumTheory
 
 KL_TOLERANCE = 0.1  # relative distance from the KL budget from which a run says so
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The transformation of ranks that wins most by the run's judge, which a run finds before it trains."""
-
-    name = "judged"
-    scale = 1.0
-
-    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Raise ConfigError: it is not known yet."""
-        raise ConfigError("the transformation that wins most by the judge is known only after the run has computed it")
-
-
-JUDGED = Judged()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +52,6 @@ OPTIMA = {one.name: one for one in map(StoredOptimum, (None, "reward", "win-rate
 
 def read_shaping(name: str) -> Shaping:
     """Return the shaping that a recipe names; a shaping that is read from a file is named after the file."""
-    if name == JUDGED.name:
-        return JUDGED
     if name in OPTIMA:
         return OPTIMA[name]
     shaping = parse_shaping(name)
@@ -86,7 +68,6 @@ class RecipeFacts:
 
     procedure: Served
     rollouts: int  # K, per training prompt
-    has_judge: bool
     has_reward_model: bool  # the reward is a model that transformers loads
 
 
@@ -196,7 +177,7 @@ class Shaped(ToBudget):
     transform: ShapingSetting = Field(
         Ranked(Identity()),
         description=(
-            "of the rank: exp:10, log, power:7, FILE.json, …; judged: what wins most by the judge; optimal: "
+            "of the rank: exp:10, log, power:7, FILE.json, …; optimal: "
             "the optimum for the procedure on the stored rewards, exact where they tie (optimal:reward or "
             "optimal:win-rate unless they are 0 or 1); not of the rank: raw, raw-prompt, par, lsc:0.85"
         ),
@@ -205,20 +186,10 @@ class Shaped(ToBudget):
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError if a transformation that the run has to find cannot be found."""
         super().check(recipe)
-        if self.transform not in (JUDGED, *OPTIMA.values()):
-            return
-        if rewinds(recipe.procedure):
+        if isinstance(self.transform, StoredOptimum) and rewinds(recipe.procedure):
             raise ValueError(
                 f"transform is {self.transform.name}, which needs a procedure by rank, not {recipe.procedure.name}"
             )
-        if self.transform != JUDGED:
-            return
-        if not recipe.has_judge:
-            raise ValueError("transform is judged, but the recipe has no judge; add one")
-        if self.kl_budget is None:
-            raise ValueError("transform is judged, the optimum at a KL; give kl_budget, not beta")
-        if recipe.rollouts < MIN_JUDGED_SAMPLES:
-            raise ValueError(f"transform is judged, which needs rollout.k of at least {MIN_JUDGED_SAMPLES}")
 
     @property
     def shaping(self) -> Shaping:
