@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from infalign.core.display import listed_names
 from infalign.core.errors import DataError
+from infalign.core.spelling import listed_names
 from infalign.evaluation.reward_tables import Labels, RewardTable
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.table_files import read_reward_table
