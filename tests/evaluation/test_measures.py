@@ -1,6 +1,9 @@
 """Tables of rewards of any shape are read as their owner means them, and measured by model and by pairs of models."""
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from itertools import combinations
 from math import comb
 from pathlib import Path
@@ -11,13 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infalign import pass_at_k
+from infalign import pass_at_k, read_rewards
+from infalign.core.display import style
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Confidence, estimate_difference, estimate_share
 from infalign.evaluation.measures import Measuring, measure, over_k, paired_differences
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.reward_tables import RewardTable, joined
 from infalign.evaluation.table_files import Reading, read_reward_table
+from infalign.report.measured import draw_measured
 
 RAGGED = [[0, 0, 1, 1], [0, 1, 0], [0, 0], [1, 1, 1, 1, 1]]
 
@@ -111,8 +116,36 @@ def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:
     assert list(means(chosen)) == ["1"]
     with pytest.raises(DataError, match="no column grade for reward; there are problem, model, score, temperature"):
         read_reward_table(tmp_path / "t.csv", Reading({"reward": "grade"}))
+    with pytest.raises(DataError, match="no column topic; there are problem, model, score, temperature"):
+        read_reward_table(tmp_path / "t.csv", Reading(keep=["topic"]))
     with pytest.raises(ConfigError, match="unknown role 'rewrad' of a column; known: prompt, reward, model"):
         read_reward_table(tmp_path / "t.csv", Reading({"rewrad": "score"}))
+
+
+def test_of_many_columns_the_first_are_named(tmp_path: Path) -> None:
+    """A table of a thousand columns does not fill the terminal, whether it can be read or not."""
+    rows = [{"prompt_id": p, "llm": "m", "reward": 1} | {f"c{i}": 0 for i in range(1000)} for p in "ab"]
+    table = read_reward_table(written(tmp_path / "t.csv", rows))
+    assert table.models.names == ["m"]
+    assert table.notes[-1].endswith("c10, c11 and 988 more.")
+    with pytest.raises(DataError, match=r"no column grade for reward; there are prompt_id, .* and 991 more$"):
+        read_reward_table(tmp_path / "t.csv", Reading({"reward": "grade"}))
+    with pytest.raises(DataError, match="column prompt_id is missing or empty; the row has 1,002 others; choose one"):
+        read_reward_table(
+            written(tmp_path / "u.csv", [{k: v for k, v in row.items() if k != "prompt_id"} for row in rows])
+        )
+
+
+def test_a_prompt_with_an_empty_list_of_rewards_has_none(tmp_path: Path) -> None:
+    """It does not vanish: it is refused as a missing reward is, or counted among those left out."""
+    file = written(
+        tmp_path / "t.jsonl", [{"prompt_id": p, "reward": r} for p, r in (("a", [1]), ("b", []), ("c", [0]))]
+    )
+    with pytest.raises(DataError, match=r"line 2: column reward is missing or empty.*--missing omit leaves it out"):
+        read_reward_table(file)
+    assert read_reward_table(file, Reading(missing="omit")).notes == (
+        "1 of 3 samples have no reward and are left out.",
+    )
 
 
 def test_a_row_may_hold_all_samples_of_a_prompt_or_all_models(tmp_path: Path) -> None:
@@ -203,7 +236,9 @@ def test_prompts_are_measured_by_a_column_and_against_a_model(tmp_path: Path) ->
     assert [(r["model"], r["against"], r["mean"]) for r in pairs] == [("a", "b", 0.0), ("c", "b", 0.0)]
     with pytest.raises(ConfigError, match="no model is named 'd'; the table has a, b, c"):
         paired_differences(table, ["pass@1"], against="d")
-    assert over_k(table) == ["pass@1", "pass@2"]
+    assert over_k(table) == over_k(table, how=how) == ["pass@1", "pass@2"]
+    with pytest.raises(DataError, match="prompt_id p0: an interval needs at least 2 prompts, found 1"):
+        measure(replace(table, columns={"prompt_id": table.prompts}), ["pass@1"], Measuring(by="prompt_id"))
 
 
 def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
@@ -274,3 +309,29 @@ def test_numbers_that_mean_nothing_are_refused(rewards: Any, threshold: float | 
         pass_at_k(rewards, 1, threshold=threshold)
     with pytest.raises(DataError, match="an answer, or None, for each reward"):
         RewardTable.of(RAGGED, [[1]])
+
+
+def test_pass_at_k_is_imported_without_what_it_does_not_use() -> None:
+    """SciPy's optimizers, pandas, rich and torch would take longer than the measurement; so would they for a CSV."""
+    code = "import sys, infalign; infalign.pass_at_k([[0, 1], [1, 1]], 2); infalign.read_rewards; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"scipy.optimize", "pandas", "rich", "torch"} & set(loaded)
+
+
+def test_a_table_that_a_dictionary_shrinks_is_read(tmp_path: Path) -> None:
+    """Texts are numbers to it, so long names of a million rows are no bomb; to find that it is no log costs nothing."""
+    prompts = pa.DictionaryArray.from_arrays(np.arange(1_500_000, dtype=np.int32) // 750_000, ["p" * 100, "q" * 100])
+    pq.write_table(pa.table({"prompt_id": prompts, "reward": np.ones(1_500_000, np.int8)}), tmp_path / "t.parquet")
+    table = read_rewards(tmp_path / "t.parquet")
+    assert (table.prompts.names, table.numbers["reward"].sum()) == (["p" * 100, "q" * 100], 1_500_000)
+
+
+def test_a_figure_marks_what_is_claimed_beyond_the_samples() -> None:
+    """The line with markers ends at the samples; a dotted one goes on to what a model claims, a band over bounds."""
+    found = measure([[0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]], [f"pass@{k}" for k in (1, 2, 4, 8, 16)])
+    with style():
+        (axes,) = draw_measured({"metrics": found, "differences": []}).axes
+    dotted, measured = axes.lines
+    assert (list(measured.get_xdata()), dotted.get_linestyle()) == ([1, 2, 4], ":")
+    assert list(np.isfinite(np.asarray(dotted.get_ydata()))) == [True] * 4 + [False]
+    assert "claims for more responses than there are" in axes.get_xlabel()

@@ -1,5 +1,6 @@
 """The command that measures pass@k on tables of rewards from any source, and compares models."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,7 +52,6 @@ def pass_at_k(
     as_json: AsJson = False,
 ) -> None:
     """Measure pass@k, pass^k and majority votes in logs and tables, and compare models."""
-    from infalign.core.user_code import import_function
     from infalign.evaluation.intervals import Confidence
     from infalign.evaluation.measures import Measuring, measure_all, over_k, training_worth
     from infalign.evaluation.table_files import Reading
@@ -61,13 +61,16 @@ def pass_at_k(
     if not files:
         raise ConfigError("give logs or tables: infalign pass-at-k samples.csv")
     file = None if plot is None else new_file(plot, *ENDINGS)
-    chosen = dict(choice.partition("=")[::2] for choice in columns.split(",") if choice)
+    choices = [choice.partition("=")[::2] for choice in columns.split(",") if choice]
+    if len(chosen := dict(choices)) < len(choices):
+        raise ConfigError(f"--columns names a role twice: {columns}; several columns are a pattern, reward=sample_*")
     budgets = [] if worth is None else _budgets(worth)
     reading = Reading(chosen, [name for name in (by, cluster) if name], missing)
-    checker = None if check is None else import_function(check)
+    functions = "infalign.rewards.function"  # which takes time to import
+    checker = None if check is None else import_module(functions).import_function(check)
     table = read_rewards(*files, score=score, check=checker, reading=reading)
     how = Measuring(threshold, by, cluster, Confidence(confidence, seed))
-    metrics = list(dict.fromkeys(metric or over_k(table)))
+    metrics = list(dict.fromkeys(metric or over_k(table, how=how)))
     found = {"source": table.source, "confidence": confidence, **measure_all(table, metrics, how, against)}
     fewest = int(table.groups().sizes.min())
     named = [int(name[5:]) for name in metric or () if name.startswith("pass@")]
@@ -75,7 +78,7 @@ def pass_at_k(
     found["worth"] = training_worth(table, served, budgets, how) if budgets else []
     found["notes"] = list(table.notes)
     if file is not None:
-        family = over_k(table, metrics[0].rstrip("0123456789"))
+        family = over_k(table, metrics[0].rstrip("0123456789"), how)
         further = [name for name in metrics if name.startswith("pass@") and name not in family]
         write_measured(found, measure_all(table, [*family, *further], how, against), file)
     if as_json:

@@ -1,6 +1,6 @@
 """What tables, numbers and figures look like: one set of helpers for terminal, report and plots."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,6 @@ warn = partial(say, mark="! ", style="yellow")
 def printable(text: str, also: str = "") -> str:
     r"""Return a text that spells its escapes and changes of direction, such as ``\x1b``; the letters ``also`` stay."""
     return "".join(c if c.isprintable() or c in also else c.encode("unicode_escape").decode() for c in text)
-
-
-def listed_names(names: Sequence[str]) -> str:
-    """Return the first three names and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def counted(number: int, thing: str) -> str:

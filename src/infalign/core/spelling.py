@@ -1,7 +1,7 @@
-"""What a misspelt word probably means."""
+"""What a misspelt word probably means, and names in a sentence."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -44,3 +44,8 @@ def spelling(value: Any) -> str:
 
 def _plain(word: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "n", word.casefold())
+
+
+def listed_names(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, at ``most`` so many, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

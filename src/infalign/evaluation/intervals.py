@@ -1,10 +1,11 @@
 """Means over prompts with their intervals."""
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri, stdtrit  # scipy.stats takes half a second to import
 
 from infalign.core.errors import ConfigError, DataError
@@ -159,11 +160,11 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
         return Estimate(float(mean), float(min(low, students[0])), float(max(high, students[1])))
     z = skew + np.sqrt(prompts / (prompts - 1)) * z
     levels = ndtr(skew + z / np.maximum(1.0 - skew * z, 1e-9))
-    rng = np.random.default_rng(seed)
-    drawn = (
-        values[rng.integers(prompts, size=(rows.stop - rows.start, prompts))] for rows in chunks(RESAMPLES, prompts)
-    )
-    means, spreads = np.hstack([(some.mean(axis=1), some.std(axis=1, ddof=1)) for some in drawn])
+    spread = values - mean
+    moments = np.stack([spread, spread**2], axis=1)
+    drawn = _times_drawn(prompts, seed)
+    firsts, seconds = np.vstack([drawn[rows].astype(float) @ moments for rows in chunks(RESAMPLES, prompts)]).T
+    means, spreads = mean + firsts / prompts, np.sqrt(np.maximum(seconds - firsts**2 / prompts, 0.0) / (prompts - 1))
     varied = spreads > LEAST_SPREAD * error * np.sqrt(prompts)
     ratios = np.divide(means - mean, spreads, out=np.zeros(RESAMPLES), where=varied) * np.sqrt(prompts)
     wider = t_quantile / ndtri(0.5 + confidence / 2.0)
@@ -171,6 +172,17 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     low, high = np.quantile(means, levels)
     ends = np.stack([(low, high), studentized, students])
     return Estimate(float(mean), float(ends[:, 0].min()), float(ends[:, 1].max()))
+
+
+@lru_cache(maxsize=8)
+def _times_drawn(prompts: int, seed: int) -> NDArray[np.uint8]:
+    """Return how often each prompt is in each resample, (RESAMPLES, P): the same for all values of so many prompts."""
+    rng = np.random.default_rng(seed)
+    drawn = np.empty((RESAMPLES, prompts), np.uint8)  # no prompt is ever drawn 256 times
+    for rows in chunks(RESAMPLES, prompts):
+        places = rng.integers(prompts, size=drawn[rows].shape) + prompts * np.arange(len(drawn[rows]))[:, None]
+        drawn[rows] = np.bincount(places.ravel(), minlength=places.size).reshape(places.shape)
+    return drawn
 
 
 def of_clusters(values_P: ArrayLike, clusters_P: ArrayLike | None) -> Array:

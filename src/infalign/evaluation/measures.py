@@ -21,13 +21,7 @@ Record = dict[str, Any]
 ALL_PAIRS = 8  # models; of more, each is compared with the first
 
 
-def pass_at_k(
-    rewards: Rewards,
-    k: int,
-    *,
-    threshold: float | None = None,
-    confidence: float = 0.95,
-) -> Estimate:
+def pass_at_k(rewards: Rewards, k: int, *, threshold: float | None = None, confidence: float = 0.95) -> Estimate:
     """Return pass@k, the probability that one of k responses is right, with its interval over prompts.
 
     ``rewards`` holds the rewards of each prompt's responses, which may be of different number: 0 or 1, or graded, with
@@ -72,11 +66,6 @@ class Part:
         rewards = table.numbers["reward"][self.groups.order].astype(float, copy=False)
         self.rewards = rewards if how.threshold is None else (rewards >= how.threshold).astype(float)
         self.checked = bool(((self.rewards == 0.0) | (self.rewards == 1.0)).all())
-
-    @property
-    def fewest(self) -> int:
-        """The fewest samples of a prompt."""
-        return int(self.groups.sizes.min())
 
     @cached_property
     def clusters(self) -> NDArray[np.int32] | None:
@@ -132,18 +121,25 @@ class Part:
         """Return the mean of the values of the groups ``own``, or of their paired differences, with its interval."""
         confidence = self.how.confidence
         of_shares = confidence.of_differences if paired else confidence.of_shares
-        clusters = None if self.clusters is None else self.clusters[own]
-        return (of_shares if self.checked else confidence.of)(of_clusters(values_P, clusters))
+        values = of_clusters(values_P, None if self.clusters is None else self.clusters[own])
+        if values.size < 2:
+            where = f"{self.how.by} {self.name}" if self.name else self.table.source
+            what = f"values of {self.how.cluster}" if self.how.cluster else "prompts"
+            raise DataError(f"{where}: an interval needs at least 2 {what}, found 1")
+        return (of_shares if self.checked else confidence.of)(values)
 
     def beyond(self, metric: Metric, own: NDArray[Any]) -> Record:
         """Return pass@k of the groups ``own`` for more responses than a prompt has."""
         from infalign.evaluation.extrapolation import extrapolate  # SciPy's optimizers take time to import
 
-        clusters = None if self.clusters is None else self.clusters[own]
-        level, seed = self.how.confidence.level, self.how.confidence.seed
-        counts = self.right()[own], self.groups.sizes[own]
-        (found,) = extrapolate(*counts, [metric.k], confidence=level, seed=seed, clusters_P=clusters)
+        (found,) = extrapolate(ks=[metric.k], **self.counts(own))
         return {key: found[key] for key in ("mean", "low", "high", "claim")}
+
+    def counts(self, own: NDArray[Any]) -> dict[str, Any]:
+        """Return what `extrapolate` and `worth` take of the groups ``own``."""
+        clusters = None if self.clusters is None else self.clusters[own]
+        counts = {"correct_P": self.right()[own], "samples_P": self.groups.sizes[own], "clusters_P": clusters}
+        return {**counts, "confidence": self.how.confidence.level, "seed": self.how.confidence.seed}
 
 
 def measure(rewards: Rewards, metrics: Sequence[str], how: Measuring | None = None) -> list[Record]:
@@ -162,16 +158,13 @@ def measure(rewards: Rewards, metrics: Sequence[str], how: Measuring | None = No
     records = []
     for part in (how or Measuring()).parts(RewardTable.of(rewards)):
         for metric in map(Metric.parse, metrics):
-            within = metric.k <= part.fewest or not metric.name.startswith("pass@")
+            within = metric.k <= part.groups.sizes.min() or not metric.name.startswith("pass@")
             values_G = part.values(metric) if within else None
             for code, model in enumerate(part.table.models.names):
                 own = np.flatnonzero(part.groups.models == code)
                 sizes = {"fewest": int(part.groups.sizes[own].min()), "most": int(part.groups.sizes[own].max())}
-                found = (
-                    {"claim": "unbiased", **part.interval(values_G[own], own)}
-                    if values_G is not None
-                    else (part.beyond(metric, own))
-                )
+                unbiased = {"claim": "unbiased"}
+                found = part.beyond(metric, own) if values_G is None else unbiased | part.interval(values_G[own], own)
                 records.append({"model": model, **sizes, **part.about(metric, own.size), **found})
     return records
 
@@ -192,12 +185,9 @@ def training_worth(rewards: Rewards, k: int, kls: Sequence[float], how: Measurin
 
     records = []
     for part in (how or Measuring()).parts(RewardTable.of(rewards)):
-        right_G, level, seed = part.right(), part.how.confidence.level, part.how.confidence.seed
         for code, model in enumerate(part.table.models.names):
             own = np.flatnonzero(part.groups.models == code)
-            clusters = None if part.clusters is None else part.clusters[own]
-            counts = right_G[own], part.groups.sizes[own]
-            found = worth(*counts, f"best-of-{k}", kls, confidence=level, seed=seed, clusters_P=clusters)
+            found = worth(procedure=f"best-of-{k}", kls=kls, **part.counts(own))
             about = {"part": part.name, "model": model, "metric": f"pass@{k}", "k": k, "prompts": own.size}
             records += [{**about, **asdict(one)} for one in found]
     return records
@@ -238,7 +228,8 @@ def paired_differences(
                 ours, theirs = place_MP[models.index(name)], place_MP[models.index(other)]
                 both = (ours >= 0) & (theirs >= 0)
                 if both.sum() < 2:
-                    raise DataError(f"{name} and {other} share {both.sum()} prompts; a difference needs at least 2")
+                    shared = f"{name} and {other} share {both.sum()} prompts"
+                    raise DataError(f"{shared}; a difference needs at least 2: measure them apart, or choose others")
                 found = part.interval(values_G[ours[both]] - values_G[theirs[both]], ours[both], paired=True)
                 alone = int(((ours >= 0) | (theirs >= 0)).sum() - both.sum())
                 about = {"model": name, "against": other, "alone": alone, **part.about(metric, int(both.sum()))}
@@ -253,15 +244,14 @@ def measure_all(
     found = measure(table, metrics, how)
     measured = [m for m in metrics if all(r["claim"] == "unbiased" for r in found if r["metric"] == m)]
     several = len(table.models.names) > 1
-    return {
-        "metrics": found,
-        "differences": paired_differences(table, measured, how, against=against) if several else [],
-    }
+    apart = paired_differences(table, measured, how, against=against) if several else []
+    return {"metrics": found, "differences": apart}
 
 
-def over_k(table: RewardTable, kind: str = "pass@") -> list[str]:
-    """Return the metrics of a ``kind`` for k = 1, 2, 4, … up to the fewest samples of a prompt."""
-    return [f"{kind}{2**j}" for j in range(int(table.groups().sizes.min()).bit_length())]
+def over_k(table: RewardTable, kind: str = "pass@", how: Measuring | None = None) -> list[str]:
+    """Return the metrics of a ``kind`` for k = 1, 2, 4, … up to the fewest samples of a prompt, in any part."""
+    fewest = min(part.groups.sizes.min() for part in (how or Measuring()).parts(table))
+    return [f"{kind}{2**j}" for j in range(int(fewest).bit_length())]
 
 
 def _pieces(values: NDArray[Any], width: int) -> Iterator[NDArray[Any]]:

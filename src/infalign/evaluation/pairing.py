@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from infalign.core.display import listed_names
 from infalign.core.errors import DataError
+from infalign.core.spelling import listed_names
 from infalign.evaluation.reward_tables import Labels, RewardTable
 from infalign.evaluation.samples import Samples
 

@@ -4,14 +4,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from infalign.core.display import listed_names
 from infalign.core.errors import DataError
+from infalign.core.spelling import listed_names
 from infalign.method.calibration import Array, as_rewards
 
 NO_LABEL = -1
@@ -28,13 +28,18 @@ class Labels:
     names: Sequence[str]
 
     @classmethod
-    def of(cls, column: "pa.ChunkedArray[Any] | pa.Array[Any]") -> "Labels":
+    def of_texts(cls, texts: Sequence[str | None]) -> "Labels":
+        """Return texts, None for none; pa.array, which also could, imports pandas."""
+        number = {name: code for code, name in enumerate(dict.fromkeys(text for text in texts if text is not None))}
+        return cls(np.array([NO_LABEL if text is None else number[text] for text in texts], np.int32), list(number))
+
+    @classmethod
+    def of(cls, chunked: "pa.ChunkedArray[Any]") -> "Labels":
         """Return the values of a column as text."""
-        chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
         if not pa.types.is_dictionary(chunked.type):
             chunked = chunked.cast(pa.large_string()).dictionary_encode()
         parts: Any = chunked.unify_dictionaries().chunks
-        codes = [part.indices.fill_null(NO_LABEL).to_numpy(zero_copy_only=False) for part in parts]
+        codes = [np.from_dlpack(part.indices.fill_null(NO_LABEL)) for part in parts]
         names = parts[0].dictionary.cast(pa.large_string()).to_pylist() if parts else []
         return cls(np.concatenate([np.empty(0), *codes]).astype(np.int32), names)
 
@@ -93,7 +98,7 @@ class RewardTable:
             if [len(row) for row in answers] != sizes:
                 raise DataError("give an answer, or None, for each reward")
             texts = [None if a is None or a != a else str(a) for row in answers for a in row]
-            columns["answer"] = Labels.of(pa.array(texts, pa.large_string()))
+            columns["answer"] = Labels.of_texts(texts)
         prompts = Labels(np.repeat(np.arange(len(rows), dtype=np.int32), sizes), [str(p) for p in range(len(rows))])
         models = Labels(np.zeros(sum(sizes), np.int32), [model])
         return cls("rewards", prompts, models, {"reward": np.concatenate(rows)}, columns)
@@ -139,8 +144,7 @@ class RewardTable:
         return {self.prompts.names[p]: np.sort(own) for p, own in zip(groups.prompts, values, strict=True)}
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(NamedTuple):
     """The prompts of all models: G groups of rows, which ``order``, (R,), lists one after the other."""
 
     models: NDArray[np.int64]

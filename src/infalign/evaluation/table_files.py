@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.core.spelling import listed_names
 from infalign.data.expansion import check_expansion
 from infalign.data.files import read_rows
 from infalign.evaluation.reward_tables import Labels, RewardTable
@@ -22,12 +23,13 @@ Columns = dict[str, list[str]]  # of each role
 ROLES = {  # the column of the first name, or else the only one with another of the names
     "prompt": ("prompt_id", "prompt", "problem", "problem_id", "question", "question_id", "task_id", "doc_id"),
     "reward": ("reward", "score", "correct", "is_correct", "passed", "success", "acc", "accuracy"),
-    "model": ("model", "model_name", "model_id", "policy"),
+    "model": ("model", "model_name", "model_id", "policy", "llm", "system", "agent"),
     "answer": ("answer",),
     "sample": ("sample", "sample_id", "sample_index", "index", "epoch", "repeat", "trial", "attempt"),
     "judge_reward": ("judge_reward",),
     "length": ("length",),
 }
+NAMED = 12  # columns in a sentence
 NUMBERS = ("reward", "judge_reward", "length")
 RUNS = ("run", "run_id", "step", "global_step", "checkpoint")  # columns that tell apart what must not be pooled
 WORDS = {"C": 1.0, "I": 0.0, "true": 1.0, "false": 0.0, "passed": 1.0, "failed": 0.0, "pass": 1.0, "fail": 0.0}
@@ -63,15 +65,16 @@ class Reading:
                 both = " and ".join(found[role])
                 raise DataError(f"columns {both} could be the {role}; choose one: --columns {role}={found[role][0]}")
             notes += [f"{role} is read from column {name}." for name in found[role]]
-        for role, chosen in {**{name: name for name in self.keep}, **self.columns}.items():
-            if not [name for name in found[role] if name in names]:
-                raise DataError(f"no column {chosen} for {role}; there are {', '.join(names)}")
+        for role, chosen in {**dict.fromkeys(self.keep), **self.columns}.items():
+            if not set(found[role]) & set(names):
+                absent = role if chosen is None else f"{chosen or 'without a name'} for {role}"
+                raise DataError(f"no column {absent}; there are {listed_names(names, NAMED)}")
         if len(found["model"]) > 1:  # each holds the rewards of a model
             found["reward"] = []
         found |= {name: [name] for name in RUNS if name in names}
         used = {name for columns in found.values() for name in columns}
         if ignored := [name for name in names if name not in used]:
-            notes.append(f"Ignored columns: {', '.join(ignored)}.")
+            notes.append(f"Ignored columns: {listed_names(ignored, NAMED)}.")
         return found, notes
 
 
@@ -144,6 +147,7 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
     found: dict[str, list[Any]] = {}
     absent: dict[str, str] = {}
     words: set[str] = set()
+    csv = path.suffix == ".csv"  # whose numbers are text
     for where, row in read_rows(path):
         if not roles:
             roles, notes = reading.roles(list(row))
@@ -154,15 +158,17 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
                 value = response.get(role)
                 if value is None or value == "":
                     if role == "prompt" or (role == "reward" and reading.missing == "refuse"):
-                        cure = "" if roles[role] else f"; choose one with --columns {role}=NAME"
-                        raise DataError(f"{where}: column {name} is missing or empty; the row has {sorted(row)}{cure}")
+                        cure = "; score the response; pass-at-k --missing omit leaves it out" * (role == "reward")
+                        cure = cure if roles[role] else f"; choose one with --columns {role}=NAME"
+                        has = sorted(row) if len(row) <= NAMED else f"{len(row):,} others"
+                        raise DataError(f"{where}: column {name} is missing or empty; the row has {has}{cure}")
                     if role in NUMBERS[1:]:
                         absent.setdefault(role, where)
                     values.append(math.nan if role in NUMBERS else None)
                     continue
                 try:
                     if role in NUMBERS:
-                        values.append(_number(value, path, words, nan=role == "reward" and reading.missing != "refuse"))
+                        values.append(_number(value, csv, words, nan=role == "reward" and reading.missing != "refuse"))
                     else:
                         values.append(_prompt_text(value) if role == "prompt" else str(value))
                 except ValueError as error:
@@ -175,7 +181,7 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
             raise DataError(f"{where}: column {roles[role][0]} is missing or empty, but other rows have it")
     if words:
         notes.append(f"Words are rewards: {', '.join(f'{word} is {WORDS[word]:g}' for word in sorted(words))}.")
-    labels = {role: Labels.of(pa.array(values, pa.large_string())) for role, values in found.items()}
+    labels = {role: Labels.of_texts(values) for role, values in found.items()}
     return checked_table(path, labels.pop("prompt"), numbers, labels, notes, reading)
 
 
@@ -189,6 +195,8 @@ def _responses(row: Mapping[str, Any], roles: Columns) -> Iterator[dict[str, Any
         if not isinstance(rewards, list):
             yield response
             continue
+        if not rewards:
+            yield response | {"reward": None}
         for i in range(len(rewards)):
             yield {
                 role: value[i] if isinstance(value, list) and len(value) == len(rewards) else value
@@ -248,7 +256,7 @@ def checked_table(
     return table
 
 
-def _number(value: Any, path: Path, words: set[str], *, nan: bool) -> float:
+def _number(value: Any, csv: bool, words: set[str], *, nan: bool) -> float:
     """Return a reward as a number, and collect the ``words`` that are read as one. Raises ValueError for others."""
     if isinstance(value, str) and (word := value if value in WORDS else value.lower()) in WORDS:
         words.add(word)
@@ -256,7 +264,7 @@ def _number(value: Any, path: Path, words: set[str], *, nan: bool) -> float:
     if isinstance(value, bool):
         return float(value)
     try:
-        if isinstance(value, str) and (path.suffix != ".csv" or "_" in value):
+        if isinstance(value, str) and (not csv or "_" in value):
             raise ValueError
         number = int(value) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else value
         found = float(number)
@@ -267,7 +275,7 @@ def _number(value: Any, path: Path, words: set[str], *, nan: bool) -> float:
         raise ValueError(f"{value!r}; it must be a number{', such as 0.85 for 85%' if percent else ''}") from None
     if not math.isfinite(found) and not (nan and math.isnan(found)):
         raise ValueError(f"{found}, which cannot be ranked; score the response again")
-    if isinstance(number, int) and (problem := not_a_number(number)):
+    if isinstance(number, int) and abs(number) > 2**53 and (problem := not_a_number(number)):
         raise ValueError(problem.removeprefix("found "))
     return found
 

@@ -23,9 +23,10 @@ import numpy as np
 from rich.console import Console
 
 from infalign.core import errors
-from infalign.core.display import listed_names, say
+from infalign.core.display import say
 from infalign.core.errors import ConfigError, InfalignError, PartialError, first_line
 from infalign.core.progress import ProgressDisplay
+from infalign.core.spelling import listed_names
 from infalign.core.storage import listed, read_table, writing
 from infalign.pipeline.scheduler import Remaining, begin
 from infalign.pipeline.units import identify

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from infalign.core.display import listed_names
 from infalign.core.errors import DataError
 from infalign.core.progress import NOTHING
+from infalign.core.spelling import listed_names
 from infalign.core.storage import flaws
 from infalign.pipeline.records import Record, records, started_path
 from infalign.pipeline.units import Unit, identify

@@ -6,8 +6,9 @@ They are not stored: the terminal, ``infalign status`` and the report read the s
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from infalign.core.display import counted, listed_names, number
+from infalign.core.display import counted, number
 from infalign.core.errors import InfalignError
+from infalign.core.spelling import listed_names
 from infalign.method.by_name import why_left_out
 from infalign.pipeline.records import Record, unit_name
 from infalign.pipeline.units import Summary

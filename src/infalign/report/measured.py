@@ -1,11 +1,10 @@
 """Metrics of tables of rewards: as tables in the terminal, as a figure, and as a page."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -19,6 +18,7 @@ from infalign.core.display import (
     number,
     panels,
     plain_table,
+    printable,
     ratio,
     save,
     say,
@@ -33,8 +33,7 @@ PER_TABLE = 3  # columns with intervals that fit a terminal of 80 characters
 ENDINGS = ".png", ".svg", ".html"
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(NamedTuple):
     """A table: its title, a line about it, its columns, and its rows of texts."""
 
     title: str
@@ -96,7 +95,7 @@ def _range(records: Sequence[Numbers], least: str, most: str | None = None) -> s
 def row_name(record: Numbers) -> str:
     """Return the model of a record, or the two that are compared, with the value of the column that splits the rows."""
     models = [record["model"], *([record["against"]] if "against" in record else [])]
-    return " − ".join(models) + (f", {record['part']}" if record["part"] else "")
+    return printable(" − ".join(models) + (f", {record['part']}" if record["part"] else ""))
 
 
 def _grids(
@@ -145,37 +144,41 @@ def write_measured(found: Numbers, curve: Numbers, path: Path) -> None:
 
 def draw_measured(curve: Numbers, worth: Sequence[Numbers] = ()) -> Any:
     """Return the figure of a metric of k over k, of the paired differences, and of pass@k over KL, if there are any."""
-    parts = [(title, curve[title]) for title in ("metrics", "differences") if curve[title]]
-    figure, grid = panels(1, len(parts) + bool(worth), (5.2 * (len(parts) + bool(worth)), 3.8))
+    parts = [(what, curve[what]) for what in ("metrics", "differences") if curve[what]]
+    count, lines = len(parts) + bool(worth), max(len(list(_looks(records))) for _, records in (*parts, ("", worth)))
+    figure, grid = panels(1, count, (4.8 * count, 3.6 + 0.2 * lines))
     row = np.atleast_1d(grid)
-    for (title, records), axes in zip(parts, row, strict=False):
+    for (what, records), axes in zip(parts, row, strict=False):
         first = records[0]
-        scale = 100 if first["unit"] == "share" else 1
+        scale, unit = (100, ", %" if what == "metrics" else ", points") if first["unit"] == "share" else (1, "")
+        kind, about = first["metric"].removesuffix(str(first["k"])), ""
         for name, (color, marker) in _looks(records):
             own = [record for record in records if row_name(record) == name]
-            ks = [record["k"] for record in own]
-            low, high = ([scale * record[key] for record in own] for key in ("low", "high"))
+            ks = np.array([record["k"] for record in own])
+            mean, low, high = (scale * np.array([r[key] for r in own], float) for key in ("mean", "low", "high"))
+            sure = np.array([record.get("claim", "unbiased") == "unbiased" for record in own])
+            about = about if sure.all() else " (dotted, or only a band: claims for more responses than there are)"
             axes.fill_between(ks, low, high, color=color, alpha=0.15, linewidth=0)
-            mean = [np.nan if record["mean"] is None else scale * record["mean"] for record in own]
-            axes.plot(ks, mean, color=color, marker=marker, markersize=3.5, label=_label(name))
+            axes.plot(ks, mean, ":", color=color)
+            axes.plot(ks[sure], mean[sure], color=color, marker=marker, markersize=3.5, label=_label(name))
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        kind, unit = first["metric"].removesuffix(str(first["k"])), {"share": ", %"}.get(first["unit"], "")
-        axes.set(xlabel="k", ylabel=f"{kind}k{unit}" if title == "metrics" else f"paired difference of {kind}k")
-        if title == "differences":
+        of = f"{kind}k{unit}"
+        axes.set(xlabel=f"k{about}", ylabel=of if what == "metrics" else f"paired difference of {of}")
+        if what == "differences":
             axes.axhline(0, color=QUIET, linewidth=0.8)
-        axes.legend()
     for name, (color, marker) in _looks(worth):
         own = [record for record in worth if row_name(record) == name]
         kls = [0.0, *(record["kl"] for record in own)]
-        for what, line in (("ordinary", "--"), ("law", "-")):
+        for what, line, label in (("ordinary", "--", "ordinary RLHF"), ("law", "-", f"for {own[0]['metric']}")):
             ends = [own[0]["today"], *(record[what] for record in own)]
-            mean, low, high = ([100 * end[key] for end in ends] for key in ("mean", "low", "high"))
-            row[-1].plot(kls, mean, line, color=color, marker=marker, markersize=3.5, label=_label(f"{name}, {what}"))
+            mean, low, high = (100 * np.array([end[key] for end in ends]) for key in ("mean", "low", "high"))
+            row[-1].plot(kls, mean, line, color=color, marker=marker, markersize=3.5, label=_label(f"{name}, {label}"))
             row[-1].fill_between(kls, low, high, color=color, alpha=0.08, linewidth=0)
         row[-1].set(xlabel="KL to the model, nats", ylabel=f"{own[0]['metric']} after training at best, %")
-        row[-1].legend()
+    for axes in row:  # above the lines, not over them
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0))
     return figure
 
 
@@ -184,4 +187,5 @@ def _looks(records: Sequence[Numbers]) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _label(name: str) -> str:
-    return " " + name.replace("$", r"\$")  # not read as mathematics, nor hidden for an underscore in front
+    short = name if len(name) <= 44 else f"{name[:22]}…{name[-21:]}"
+    return " " + short.replace("$", r"\$")  # not read as mathematics, nor hidden for an underscore in front

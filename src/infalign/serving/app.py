@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from infalign.core.display import listed_names
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import shown
+from infalign.core.spelling import listed_names
 from infalign.data.examples import parse_prompt
 from infalign.models.conversations import decode, longest_token
 from infalign.sampling.engine import Sampling

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from infalign.core.display import counted, duration, heading, listed_names, plain_table, say, warn
+from infalign.core.display import counted, duration, heading, plain_table, say, warn
 from infalign.core.errors import ConfigError, DataError
+from infalign.core.spelling import listed_names
 from infalign.data.examples import Example
 from infalign.method.procedures import Standard
 from infalign.models.tokenizers import load_tokenizer

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from infalign.core.display import listed_names, plain_table, say
+from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError
+from infalign.core.spelling import listed_names
 from infalign.core.storage import flaws
 from infalign.pipeline.lock import describe, holder
 from infalign.pipeline.pending import pending

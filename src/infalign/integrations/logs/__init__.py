@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, first_line
 from infalign.data.files import READERS as FORMATS
@@ -49,7 +51,7 @@ def read_log(path: Path, *, score: str | None = None, check: Callable[..., Any] 
     tool's package that is needed and missing.
     """
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    known = {file: tool for file in files if (tool := _tool(file))}
+    known = {file: tool for file in files if file.exists() and (tool := _tool(file))}
     if len(set(known.values())) > 1:
         examples = ", ".join({tool: f"{file} ({tool})" for file, tool in known.items()}.values())
         raise DataError(f"{path} has logs of several tools: {examples}; give one of them")
@@ -57,7 +59,7 @@ def read_log(path: Path, *, score: str | None = None, check: Callable[..., Any] 
         return None
     notes: list[str] = []
     if others := [str(file.relative_to(path)) for file in files if file not in known]:
-        notes.append(f"{len(others)} files in {path} hold no samples and are ignored, the first is {others[0]}")
+        notes.append(f"{len(others)} of the files in {path} are no logs and are ignored, such as {others[0]}")
     samples: dict[tuple[str, str, int], Sample] = {}
     before = Counter[tuple[str, str]]()
     for file, tool in known.items():
@@ -102,8 +104,9 @@ def read_rewards(
     tables = []
     for path in map(Path, paths):
         log = read_log(path, score=score, check=check)
-        if log is None and (score or check):
-            raise ConfigError(f"{path} is no log of {', '.join(READERS)}; a score or checker is for these only")
+        if log is None and (score or check or path.is_dir()):
+            only = "give the files of tables" if path.is_dir() else "a score or checker is for these only"
+            raise ConfigError(f"{path} is no log of {', '.join(READERS)}; {only}")
         tables.append(read_reward_table(path, reading) if log is None else _of_log(path, log, reading))
     return joined(tables)
 
@@ -112,17 +115,20 @@ def _of_log(path: Path, log: Log, reading: Reading) -> RewardTable:
     rows = log.rows
     columns = {name: Labels.of(rows[name]) for name in rows.column_names if name not in ("prompt", "reward", "text")}
     rewards = np.array([math.nan if reward is None else reward for reward in rows["reward"].to_pylist()], float)
-    notes = [f"{note[:1].upper()}{note[1:]}." for note in log.notes]
+    notes = [f"{note[0].upper() if note.split()[0].isalpha() else note[0]}{note[1:]}." for note in log.notes]
     return checked_table(path, Labels.of(rows["prompt"]), {"reward": rewards}, columns, notes, reading)
 
 
 def _tool(path: Path) -> str | None:
     """Return the name of the reader that knows a file."""
     names = {path.suffix}
-    if path.suffix == ".json" and path.is_file():
+    if path.suffix == ".parquet":
+        with suppress(pa.ArrowException, OSError):  # of damage, which its reader tells
+            names |= set(pq.read_schema(path).names)  # a row by `read_rows` waits for a look at all texts
+    if path.suffix == ".json":
         with path.open("rb") as file:
             names |= {name.decode() for name in re.findall(rb'"(\w+)"\s*:', file.read(HEAD))}
-    elif path.name.endswith(tuple(FORMATS)) and path.is_file() and path.stat().st_size:
+    elif len(names) == 1 and path.name.endswith(tuple(FORMATS)) and path.stat().st_size:
         names |= set(next(read_rows(path))[1])
     return next((tool for tool in READERS if any(known <= names for known in _reader(tool).KNOWN_BY)), None)
 
@@ -157,7 +163,8 @@ def _scored(samples: Sequence[Sample], check: Callable[..., Any], note: Note) ->
     given = iter(score(ByName(check), prompts, [s.text or "" for s in said], columns=columns, name=name).tolist())
     rewards = [None if s.text is None or math.isnan(reward := next(given)) else reward for s in samples]
     same = [s.reward == reward for s, reward in zip(samples, rewards, strict=True) if None not in (s.reward, reward)]
-    note(f"{name} scores {len(said)} texts in place of the log; of its own {len(same)} scores {sum(same)} are the same")
+    own = f"of its own {len(same)} scores {sum(same)} are the same"
+    note(f"{name} scores {len(said)} texts in place of the log; {own}")
     return rewards
 
 
