@@ -16,6 +16,7 @@ from infalign.recipe.settings import Recipe
 from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
 from infalign.theory.law import Law
 from infalign.training.solvers.base import Solver, ToBestOfN
+from infalign.training.solvers.on_policy import OnPolicy
 
 BUDGETS = (0.5, 1.0)  # nats, by default
 OVERSHOOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
@@ -91,7 +92,7 @@ def possible_methods(
     recipe: Recipe, budgets: Sequence[float], names: Collection[str] = METHODS
 ) -> tuple[list[str], dict[str, str]]:
     """Return those of some methods for which the recipe has all settings, and why the others are left out."""
-    on_policy = any(policy.generates for policy in recipe.policies.values())
+    on_policy = any(isinstance(policy, OnPolicy) for policy in recipe.policies.values())
     chosen, left_out = [], {}
     for name in names:
         try:

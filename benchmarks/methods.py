@@ -12,6 +12,7 @@ from infalign.recipe.settings import Recipe
 from infalign.training.solvers import KINDS
 from infalign.training.solvers.base import ToBestOfN
 from infalign.training.solvers.offline import Offline
+from infalign.training.solvers.on_policy import OnPolicy
 
 AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
 EPOCHS_FACTOR, LEARNING_RATE_FACTOR = 3, 2.5  # on-policy relative to offline, from RLOO measured at the KL of QRPO
@@ -35,7 +36,7 @@ class Method:
     @property
     def generates(self) -> bool:
         """Whether it draws responses while it trains."""
-        return bool(KINDS[self.solver].generates)
+        return issubclass(KINDS[self.solver], OnPolicy)
 
     def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
         """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation and fit."""
@@ -56,7 +57,7 @@ class Method:
         language model takes the fit of a policy that is one, if there is such a policy.
         """
         policies = list(recipe.policies.values())
-        on_policy = [policy for policy in policies if policy.generates]
+        on_policy = [policy for policy in policies if isinstance(policy, OnPolicy)]
         offline = [policy for policy in policies if isinstance(policy, Offline)]
         if self.generates and on_policy:
             return on_policy[0].model_dump(include={"fit", "generations"})
@@ -65,7 +66,7 @@ class Method:
         if issubclass(KINDS[self.solver], Offline):
             shared = {"fit", "guide", "loss"} if offline[0].solver == self.solver else {"fit", "guide"}
             return offline[0].model_dump(include=shared)
-        from_rollouts = [policy for policy in policies if not policy.generates]
+        from_rollouts = [policy for policy in policies if not isinstance(policy, OnPolicy)]
         fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
         assert fit.learning_rate is not None  # a recipe has one for every training
         longer = {"epochs": EPOCHS_FACTOR * fit.epochs, "learning_rate": LEARNING_RATE_FACTOR * fit.learning_rate}

@@ -26,6 +26,7 @@ from infalign.report.equal_kl import AtOneKL
 from infalign.sampling.rollouts import read_rollouts
 from infalign.steps.run import Run
 from infalign.training.solvers.base import Solver
+from infalign.training.solvers.on_policy import OnPolicy
 
 FEW = ["rollout.k=8", "policies.aware.fit.batch_size=32", "policies.aware.fit.epochs=2"]
 GUIDE, METHODS = "qrpo", ["qrpo", "grpo", "grpo-raw"]
@@ -75,7 +76,7 @@ def _price(seed: Seed, method: str, kl: float) -> dict[str, float]:
 def _generated_tokens(history: Sequence[dict[str, float]], policy: Solver) -> float:
     """Return the tokens that a training drew; TRL logs the mean length since the previous row."""
     rows = [row for row in history if "completions/mean_length" in row]
-    if not policy.generates:
+    if not isinstance(policy, OnPolicy):
         return 0.0
     steps = np.diff([0, *(row["step"] for row in rows)])
     length = np.average([row["completions/mean_length"] for row in rows], weights=steps)

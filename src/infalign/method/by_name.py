@@ -74,7 +74,8 @@ class ByName(UserReward):
         if self._form == VERL:
             lists |= arguments
             rows = ({name: values[row] for name, values in lists.items()} for row in range(len(responses)))
-            return [_score(self._called(row)) for row in rows]
+            given_by = map(self._called, rows)  # numbers, or dicts with the key score
+            return [found.get("score") if isinstance(found, Mapping) else found for found in given_by]
         return self._called(lists | arguments)
 
     def _arguments(self, prompts: Sequence[Any], responses: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,8 +188,3 @@ def _as_verl(columns: dict[str, Sequence[object]], rows: int) -> dict[str, Seque
     if truth is not None and "ground_truth" not in columns:
         columns["ground_truth"] = [v.get("ground_truth", ABSENT) if isinstance(v, Mapping) else ABSENT for v in truth]
     return {"extra_info": [None] * rows, **columns}
-
-
-def _score(result: object) -> object:
-    """Return the reward in what a function of verl's form returns: a number, or a dict with the key score."""
-    return result.get("score") if isinstance(result, Mapping) else result

@@ -24,8 +24,8 @@ def verdict(results: Numbers) -> list[str]:
     )
     if results.get("truth", {}).get("served"):
         return [*_by_truth(results), spread]
-    judges = unseen(results)
-    best = best_policy(results)
+    judges, policies, served = unseen(results), results["policies"], results["procedure"]
+    best = max(policies, key=lambda name: float(policies[name]["win_rates"][judges[0]][served]["mean"]))
     said = (
         [_recommendation(results, best, judges)],
         filter(None, [_as_good(results, best, judges[0]), *_against_others(results, judges)]),
@@ -33,14 +33,6 @@ def verdict(results: Numbers) -> list[str]:
         [_what_next(results, best, judges), spread],
     )
     return [text for paragraph in said if (text := " ".join(paragraph))]
-
-
-def best_policy(results: Numbers) -> str:
-    """Return the policy that wins most, served as the recipe says, by the first judge that trained none of them."""
-    judge = unseen(results)[0]
-    procedure = results["procedure"]
-    policies: Numbers = results["policies"]
-    return max(policies, key=lambda name: float(policies[name]["win_rates"][judge][procedure]["mean"]))
 
 
 def judged_in_words(results: Numbers) -> list[str]:

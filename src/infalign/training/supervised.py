@@ -15,12 +15,7 @@ from infalign.models.conversations import conversation_ids, training_ids
 from infalign.models.logprobs import IGNORED
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
-from infalign.training.common import (
-    lora_config,
-    run_training,
-    trainer_config,
-    training_order,
-)
+from infalign.training.common import lora_config, run_training, trainer_config, training_order
 from infalign.training.output_folder import Job
 
 PIECE = 1024  # number of rows held as Python lists at once

@@ -99,7 +99,6 @@ class Solver(Kind):
 
     discriminator: ClassVar[str] = "solver"
     fixed_shaping: ClassVar[Shaping | None] = None  # the shaping it optimizes, if that cannot be chosen
-    generates: ClassVar[bool] = False  # whether it draws responses while it trains
     draws_per_response: ClassVar[int] = 1  # responses generated for each response that is trained on
 
     solver: str

@@ -26,7 +26,6 @@ class OnPolicy(ToBudget):
     """A solver that samples from the policy that it trains, in groups of ``generations`` responses per prompt."""
 
     trl_trainer: ClassVar[Literal["rloo", "grpo"]] = "grpo"
-    generates: ClassVar[bool] = True
     stops_at_budget: ClassVar[bool] = False  # when it has spent the KL budget, which may be before its last step
 
     generations: Draws = Field(8, description="completions per prompt and step")
