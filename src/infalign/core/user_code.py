@@ -38,7 +38,8 @@ def imported(spec: str, what: str) -> Any:
     place, _, name = spec.rpartition(":")
     in_file = is_file(spec)
     if not name.isidentifier() or not (in_file or all(part.isidentifier() for part in place.split("."))):
-        raise ConfigError(f"{what} {spec!r}: write it as package.module:name or my_file.py:name")
+        kind = what.rpartition(" ")[2]
+        raise ConfigError(f"{what} {spec!r}: write it as package.module:{kind} or my_file.py:{kind}")
     with user_code(f"{what} {spec!r}: importing {place} raised", ConfigError):
         if in_file:
             module = _module_of(Path(place), f"{what} {spec!r}")

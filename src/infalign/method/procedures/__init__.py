@@ -6,6 +6,8 @@ weighted law is an unbiased estimate of what would be served, and says how one a
 A family is a module with a function ``parse``, and a line in `FAMILIES`.
 """
 
+from contextlib import suppress
+
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
 from infalign.method.procedures import extremes, order_statistics, own, rewind, standard
@@ -71,15 +73,16 @@ def parse_procedure(name: str, *, loads: bool = True) -> Served:
     BestOfN(n=4)
     """
     families = (*FAMILIES, own) if loads else FAMILIES
-    try:
-        if parts := spelled_parts(name):
-            return Mixture(tuple((float(share), ranked(parse_procedure(part, loads=loads))) for share, part in parts))
-        for family in families:
-            found: Served | None = family.parse(name)
-            if found is not None:
-                return found
-    except ValueError:  # a number in the name is none
-        pass
+
+    def single(name: str) -> Served | None:  # no mixture, which could hold others without end
+        return next((found for family in families if (found := family.parse(name)) is not None), None)
+
+    with suppress(ValueError):  # a number in the name is none
+        parts = [(float(share), single(part)) for share, part in spelled_parts(name)]
+        if parts and all(part is not None for _, part in parts):
+            return Mixture(tuple((share, ranked(part)) for share, part in parts if part is not None))
+        if not parts and (found := single(name)) is not None:
+            return found
     known = [spelling for family in families for spelling in family.SPELLINGS]
     raise ConfigError(
         f"unknown procedure {name!r}; known: {', '.join(known)}, and mixtures like 0.5*best-of-2+0.5*standard"
