@@ -15,7 +15,7 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit, rel_entr
 from scipy.stats import beta, betabinom, binom
 
-from infalign.evaluation.extrapolation import extrapolate
+from infalign.evaluation.extrapolation import Counts, extrapolate
 from infalign.evaluation.intervals import estimate, of_clusters
 from infalign.evaluation.worth import worth
 
@@ -77,7 +77,7 @@ def beyond(shown: Shown, rng: np.random.Generator) -> None:
                 found = []
                 for seed in range(SIMULATIONS):
                     drawn = rng.choice(rates, prompts)
-                    found.append(extrapolate(rng.binomial(n, drawn), n, [2 * n, 8 * n], seed=seed))
+                    found.append(extrapolate(Counts(rng.binomial(n, drawn), n, seed=seed), [2 * n, 8 * n]))
                 for i, k in enumerate((2 * n, 8 * n)):
                     truth = (1.0 - (1.0 - rates) ** k).mean()
                     ends = [(one[i]["mean"], one[i]["low"], one[i]["high"]) for one in found]
@@ -97,7 +97,7 @@ def clusters(shown: Shown, rng: np.random.Generator) -> None:
             labels = np.repeat(np.arange(problems), size[some])
             n = rng.choice([4, 8, 16], labels.size)
             c = rng.binomial(n, rates[some][labels])
-            far = extrapolate(c, n, [16], seed=seed, clusters_P=labels)[0]
+            far = extrapolate(Counts(c, n, labels, seed=seed), [16])[0]
             one["pass@1, prompts alone"].append(astuple(estimate(c / n, seed=seed)))
             one["pass@1"].append(astuple(estimate(of_clusters(c / n, labels), seed=seed)))
             one["pass@16"].append((far["mean"], far["low"], far["high"]))
@@ -134,7 +134,7 @@ def trained(shown: Shown, rng: np.random.Generator) -> None:
                 found = []
                 for seed in range(SIMULATIONS):
                     right = rng.binomial(responses, rng.choice(rates, prompts))
-                    found.append(worth(right, responses, f"best-of-{N}", KLS, seed=seed))
+                    found.append(worth(Counts(right, responses, seed=seed), f"best-of-{N}", KLS))
                 for i, kl in enumerate(KLS):
                     ordinary, law = (limit(rates, responses, n, kl) for n in (1, N))
                     for what, truth in (("ordinary", ordinary), ("law", law), ("difference", law - ordinary)):

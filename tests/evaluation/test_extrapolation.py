@@ -16,7 +16,7 @@ CORRECT, SAMPLES = [0, 0, 1, 3, 4, 8, 2, 5, 0, 7], [4, 8, 8, 8, 4, 8, 16, 16, 16
 def test_up_to_the_fewest_samples_it_is_the_unbiased_pass_rate(k: int) -> None:
     """With its interval."""
     rewards = [np.arange(n) < c for c, n in zip(CORRECT, SAMPLES, strict=True)]
-    measured = extrapolate(CORRECT, SAMPLES, [k])[0]
+    measured = extrapolate(Counts(CORRECT, SAMPLES), [k])[0]
     assert measured.pop("claim") == "unbiased"
     (expected,) = measure(rewards, [f"pass@{k}"])
     assert measured | {name: expected[name] for name in ("metric", "prompts", "mean", "low", "high")} == pytest.approx(
@@ -29,7 +29,7 @@ def test_of_a_beta_law_pass_at_2n_is_the_next_moment(a: float, b: float, n: int)
     """1 − E(1 − p)^2n = 1 − B(a, b + 2n)/B(a, b), by 2,000 prompts whose counts have the exact law."""
     counts = betabinom.ppf((np.arange(2000) + 0.5) / 2000, n, a, b)
     exact = 1.0 - betabinom.pmf(0, 2 * n, a, b)
-    measured = extrapolate(counts, n, [2 * n])[0]
+    measured = extrapolate(Counts(counts, n), [2 * n])[0]
     assert measured["mean"] == pytest.approx(exact, abs=0.005)
     assert measured["low"] < exact < measured["high"] < measured["low"] + 0.08
 
@@ -38,7 +38,7 @@ def test_of_a_beta_law_pass_at_2n_is_the_next_moment(a: float, b: float, n: int)
 def test_a_fifth_that_nothing_solves_stays_unsolved(n: int) -> None:
     """Where the others are right nine times of ten; a beta law would say 86 % for n = 4."""
     counts = np.concatenate([np.zeros(200), binom.ppf((np.arange(800) + 0.5) / 800, n, 0.9)])
-    model, bounds = extrapolate(counts, n, [2 * n, 100 * n])
+    model, bounds = extrapolate(Counts(counts, n), [2 * n, 100 * n])
     assert model["mean"] == pytest.approx(0.8, abs=0.005)
     assert (model["claim"], bounds["claim"], bounds["mean"]) == ("model", "bounds", None)
     assert bounds["low"] < 0.8 < bounds["high"]
@@ -61,8 +61,8 @@ def test_copies_of_a_prompt_in_its_cluster_add_nothing() -> None:
     """So the interval is that of the prompts, where copies taken for prompts would halve it."""
     correct, problems = np.array([0, 1, 4, 2, 0, 0, 3, 4, 1, 0, 2, 4]), np.arange(12)
     alone, copies = (
-        extrapolate(correct, 4, [1, 8]),
-        extrapolate(np.repeat(correct, 5), 4, [1, 8], clusters_P=np.repeat(problems, 5)),
+        extrapolate(Counts(correct, 4), [1, 8]),
+        extrapolate(Counts(np.repeat(correct, 5), 4, np.repeat(problems, 5)), [1, 8]),
     )
     for one, many in zip(alone, copies, strict=True):
         assert [many[name] for name in ("mean", "low", "high")] == pytest.approx(
@@ -91,4 +91,4 @@ def test_what_is_no_count_is_refused(
 ) -> None:
     """With the prompt."""
     with pytest.raises(error):
-        extrapolate(correct, samples, ks, clusters_P=labels)  # type: ignore[arg-type]
+        extrapolate(Counts(correct, samples, labels), ks)  # type: ignore[arg-type]

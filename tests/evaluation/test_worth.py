@@ -54,7 +54,7 @@ def test_at_no_kl_it_is_the_unbiased_pass_rate_and_gains_nothing() -> None:
     correct, samples = [0, 3, 8, 1, 0, 9], [8, 8, 8, 16, 16, 16]
     rewards = [np.arange(n) < c for c, n in zip(correct, samples, strict=True)]
     today = measure(rewards, ["pass@8"])[0]
-    none = worth(correct, samples, "best-of-8", [0.0])[0]
+    none = worth(Counts(correct, samples), "best-of-8", [0.0])[0]
     for limits in (none.today, none.ordinary, none.law):
         assert limits.as_dict() == pytest.approx({name: today[name] for name in ("mean", "low", "high")})
     assert set(none.gain.as_dict().values()) | set(none.difference.as_dict().values()) == {0.0}
@@ -63,14 +63,14 @@ def test_at_no_kl_it_is_the_unbiased_pass_rate_and_gains_nothing() -> None:
 @pytest.mark.parametrize("procedure", ["best-of-8", "worst-of-4", "2nd-best-of-4", "0.5*best-of-2+0.5*best-of-8"])
 def test_where_all_is_right_nothing_is_promised(procedure: str) -> None:
     """At most what up to 1 − .025^{1/40} of other prompts could gain, of which 40 show none."""
-    for one in worth([16] * 40, 16, procedure, [0.1, 3.0]):
+    for one in worth(Counts([16] * 40, 16), procedure, [0.1, 3.0]):
         assert (one.gain.mean, one.difference.mean) == pytest.approx((0.0, 0.0), abs=1e-6)
         assert max(one.gain.high, one.difference.high) < 1.0 - 0.025 ** (1 / 40) + 0.002
 
 
 def test_rates_below_what_is_seen_promise_less() -> None:
     """A fifth that is never right is promised nothing, where (c + ½)/(K + 1) of it would gain."""
-    one = worth([0] * 50 + [16] * 200, 16, "best-of-8", [0.05])[0]
+    one = worth(Counts([0] * 50 + [16] * 200, 16), "best-of-8", [0.05])[0]
     assert one.law.mean == pytest.approx(0.8, abs=0.01)
     assert one.gain.low <= 0.0 < one.gain.high
 
@@ -90,4 +90,4 @@ def test_what_has_no_worth_is_refused(
 ) -> None:
     """Fewer responses than the procedure draws, too."""
     with pytest.raises(error):
-        worth(correct, 4, procedure, kls)
+        worth(Counts(correct, 4), procedure, kls)

@@ -143,24 +143,15 @@ class Counts:
         return np.asarray(exact + np.asarray(found.x)[: knots.size] @ hats)
 
 
-def extrapolate(
-    correct_P: ArrayLike,
-    samples_P: ArrayLike,
-    ks: Sequence[int],
-    *,
-    confidence: float = 0.95,
-    seed: int = 0,
-    clusters_P: ArrayLike | None = None,
-) -> list[dict[str, Any]]:
-    """Return pass@k for each of ``ks``, also beyond the samples, as records like those of `measure`; seeded.
+def extrapolate(counts: Counts, ks: Sequence[int], *, confidence: float = 0.95) -> list[dict[str, Any]]:
+    """Return pass@k for each of ``ks``, also beyond the samples, as records like those of `measure`.
 
     ``claim`` says what the mean is: ``unbiased`` up to the fewest samples n of a prompt; up to 2n that of a ``model``,
-    a mixture of rates that fits; beyond, ``bounds``, where it is None. Limits need no model. Raises as `Counts`.
+    a mixture of rates that fits; beyond, ``bounds``, where it is None. Limits need no model.
 
-    >>> [one["mean"] and round(one["mean"], 3) for one in extrapolate([0, 2, 4], 4, [4, 8, 16])]
+    >>> [one["mean"] and round(one["mean"], 3) for one in extrapolate(Counts([0, 2, 4], 4), [4, 8, 16])]
     [0.667, 0.69, None]
     """
-    counts = Counts(correct_P, samples_P, clusters_P, seed=seed)
     found = []
     for k in ks:
         check_n(k)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from infalign.evaluation.reward_tables import Rewards, RewardTable
 from infalign.evaluation.samples import chunks
 from infalign.method.calibration import Array
 from infalign.method.procedures.majority import MajorityVote, votes
+
+if TYPE_CHECKING:
+    from infalign.evaluation.extrapolation import Counts
 
 Record = dict[str, Any]
 ALL_PAIRS = 8  # models; of more, each is compared with the first
@@ -130,16 +133,17 @@ class Part:
 
     def beyond(self, metric: Metric, own: NDArray[Any]) -> Record:
         """Return pass@k of the groups ``own`` for more responses than a prompt has."""
-        from infalign.evaluation.extrapolation import extrapolate  # SciPy's optimizers take time to import
+        from infalign.evaluation.extrapolation import extrapolate
 
-        (found,) = extrapolate(ks=[metric.k], **self.counts(own))
+        (found,) = extrapolate(self.counts(own), [metric.k], confidence=self.how.confidence.level)
         return {key: found[key] for key in ("mean", "low", "high", "claim")}
 
-    def counts(self, own: NDArray[Any]) -> dict[str, Any]:
-        """Return what `extrapolate` and `worth` take of the groups ``own``."""
+    def counts(self, own: NDArray[Any]) -> "Counts":
+        """Return how many responses of the groups ``own`` are right."""
+        from infalign.evaluation.extrapolation import Counts  # SciPy's optimizers take time to import
+
         clusters = None if self.clusters is None else self.clusters[own]
-        counts = {"correct_P": self.right()[own], "samples_P": self.groups.sizes[own], "clusters_P": clusters}
-        return {**counts, "confidence": self.how.confidence.level, "seed": self.how.confidence.seed}
+        return Counts(self.right()[own], self.groups.sizes[own], clusters, seed=self.how.confidence.seed)
 
 
 def measure(rewards: Rewards, metrics: Sequence[str], how: Measuring | None = None) -> list[Record]:
@@ -187,7 +191,7 @@ def training_worth(rewards: Rewards, k: int, kls: Sequence[float], how: Measurin
     for part in (how or Measuring()).parts(RewardTable.of(rewards)):
         for code, model in enumerate(part.table.models.names):
             own = np.flatnonzero(part.groups.models == code)
-            found = worth(procedure=f"best-of-{k}", kls=kls, **part.counts(own))
+            found = worth(part.counts(own), f"best-of-{k}", kls, confidence=part.how.confidence.level)
             about = {"part": part.name, "model": model, "metric": f"pass@{k}", "k": k, "prompts": own.size}
             records += [{**about, **asdict(one)} for one in found]
     return records

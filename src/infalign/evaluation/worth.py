@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.special import rel_entr
 
 from infalign.core.errors import ConfigError
@@ -18,7 +17,7 @@ from infalign.evaluation.extrapolation import RATES, Counts
 from infalign.evaluation.intervals import Estimate
 from infalign.method.calibration import Array
 from infalign.method.optimum import Laws
-from infalign.method.procedures import RankProcedure, parse_procedure, rewinds
+from infalign.method.procedures import RankProcedure, looks_at_ranks, parse_procedure
 from infalign.method.procedures.mixture import ranked
 
 BETAS = np.exp(np.linspace(8.0, -10.0, 49))
@@ -40,29 +39,19 @@ class Worth:
     difference: Estimate
 
 
-def worth(
-    correct_P: ArrayLike,
-    samples_P: ArrayLike,
-    procedure: str,
-    kls: Sequence[float],
-    *,
-    confidence: float = 0.95,
-    seed: int = 0,
-    clusters_P: ArrayLike | None = None,
-) -> list[Worth]:
+def worth(counts: Counts, procedure: str, kls: Sequence[float], *, confidence: float = 0.95) -> list[Worth]:
     """Return what policies trained on these verdicts could have on new responses to the prompts, at each of ``kls``.
 
     They are the optima on stored rewards, as training has them, and lose nothing; on-policy training, which sees the
     current rate, can have more. Means are by a mixture that takes rates below 1/(2K) as 0, so they err to the low side;
-    limits hold for all rates. Raises as `Counts`; DataError for fewer responses than the procedure draws; ConfigError
+    limits hold for all rates. Raises DataError for fewer responses than the procedure draws; ConfigError
     for a procedure that is not by rank, and a KL that is negative or not finite.
     """
     served = parse_procedure(procedure)
-    if rewinds(served):
-        raise ConfigError(f"what training is worth needs a procedure by rank; {procedure} compares with a threshold")
+    if not looks_at_ranks(served):
+        raise ConfigError(f"what training is worth needs a procedure by rank, not {procedure}")
     if not all(0.0 <= kl < np.inf for kl in kls):
         raise ConfigError(f"a KL must be finite and not negative, found {list(kls)}")
-    counts = Counts(correct_P, samples_P, clusters_P, seed=seed)
     right = [(np.arange(n) >= n - np.arange(n + 1)[:, None]).astype(float) for n in counts.sizes.tolist()]
     exact = np.concatenate([(served.weights(some) * some).sum(axis=1) for some in right])
     base = counts.of_rate(exact[:, None])
