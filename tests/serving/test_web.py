@@ -107,7 +107,7 @@ def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, toke
         ("await asyncio.sleep(600)", False, 0),
         ("await asyncio.to_thread(time.sleep, 600)", False, 1),
         ("time.sleep(600)", False, 1),
-        ("await asyncio.to_thread(ctypes.PyDLL(None).sleep, 600)", False, -9),
+        ("await asyncio.to_thread(ctypes.PyDLL(None).sleep, 600)", False, -9),  # or 1, if SIGTERM comes before
     ],
     ids=["done in time", "waits", "a thread hangs", "the loop hangs", "a thread holds the interpreter"],
 )
@@ -128,7 +128,7 @@ def test_a_stopped_server_ends_whatever_hangs(work: str, answered: bool, code: i
             client.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
             assert server.stdout.readline() == "asked\n"
             server.terminate()
-            assert server.wait(60) == code
+            assert server.wait(60) in {code, 1 if code < 0 else code}
             assert client.recv(4096).endswith(b"done") == answered
 
 

@@ -21,8 +21,14 @@ TRAINER = ("completion_ids", "trainer_state", "log_metric", "log_extra", "enviro
 # What a reward function gets by these names, and never a column of the data.
 GIVEN = {"prompts": "the prompts", **dict.fromkeys((OWN, TRL, VERL), "what the policy said")}
 GIVEN |= dict.fromkeys(TRAINER, "what TRL gives")
-UNLOGGED = dict.fromkeys(("log_metric", "log_extra"), lambda *_, **__: None)  # outside TRL nothing is logged
 LOGGER = logging.getLogger(__name__)
+
+
+def unlogged(*_: object, **__: object) -> None:
+    """Log nothing: outside TRL there is no log."""
+
+
+UNLOGGED = dict.fromkeys(("log_metric", "log_extra"), unlogged)
 
 
 class UserReward:

@@ -20,7 +20,7 @@ from typing import Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.core.user_code import user_code
-from infalign.method.by_name import OWN, TRL, VERL
+from infalign.method.by_name import OWN, TRL, VERL, unlogged
 from infalign.method.reward import listed
 
 LOGGER = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Limited:
     def __call__(self, *values: Any, **named: Any) -> Any:
         """Return what the function gives."""
         given = dict(zip(signature(self).parameters, values, strict=False)) | named
+        given |= {name: unlogged for name, value in given.items() if callable(value)}  # TRL's log is in this process
         rows, number = [given], 1
         if VERL not in given:
             number = len(given[TRL] if TRL in given else given[OWN])
