@@ -33,3 +33,8 @@ def test_the_example_of_a_public_name_runs(
     (found,) = doctest.DocTestFinder(recurse=False).find(names[name], name, globs=names | {"np": np})
     assert found.examples
     assert doctest.DocTestRunner().run(found).failed == 0
+
+
+def test_dir_lists_the_public_names() -> None:
+    """And nothing else, for who completes a name with TAB."""
+    assert dir(infalign) == sorted([*infalign.__all__, "__version__"])

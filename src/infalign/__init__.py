@@ -87,6 +87,11 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
 )
 
 
+def __dir__() -> list[str]:
+    """Return the public names, without importing any."""
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used, so that ``infalign --help`` waits for neither NumPy nor SciPy."""
     from importlib import import_module

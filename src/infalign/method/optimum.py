@@ -9,7 +9,7 @@ reward.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -21,7 +21,7 @@ from scipy.special import logsumexp, xlogy
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, as_rewards, calibrate
-from infalign.method.procedures import RankProcedure, looks_at_ranks, parse_procedure
+from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
 
 Objective = Literal["reward", "win-rate"]
 Pair = tuple[float, float]  # the rewards of a failure and of a success
@@ -92,8 +92,8 @@ class Optimum:
     largest_kl: float
     value: float
     reference_value: float
-    laws_PK: Array
-    shaped_PK: Array
+    laws_PK: Array = field(repr=False)
+    shaped_PK: Array = field(repr=False)
     shaping: Optimal
 
 
@@ -121,7 +121,7 @@ def optimum(
     >>> round(float(o.laws_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
     (0.463074, 0.174683)
     """
-    served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
+    served = as_procedure(procedure)
     if not looks_at_ranks(served):
         raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
     rewards = [as_rewards(row) for row in cast(Sequence[ArrayLike], rewards_PK)]

@@ -257,6 +257,11 @@ class Function:
         return self(1.0 - np.asarray(v, float)) - np.where(np.isfinite(top), top, 0.0)
 
 
+def as_transform(transform: Transformation | str) -> Transformation:
+    """Return a transformation, or the one that a text spells."""
+    return parse_transform(transform) if isinstance(transform, str) else transform
+
+
 def parse_transform(name: str) -> Transformation:
     """Return the transformation that ``name`` spells, or that the JSON file of that name holds.
 

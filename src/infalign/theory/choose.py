@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
-from infalign.method.procedures import Served, distortion, is_extreme, parse_procedure, rewinds
+from infalign.method.procedures import Served, as_procedure, distortion, is_extreme, rewinds
 from infalign.method.transforms import LARGEST_M, Exponential, Identity, Log, Power, Tabulated, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import check_kl, law_at_kl
@@ -144,7 +144,7 @@ def choose(
     *,
     kl: float,
     rollouts: int = 32,
-    base: Served | None = None,
+    base: Served | str | None = None,
     seed: int = 0,
 ) -> Ranking:
     """Return what transformations achieve at ``kl`` nats with K = ``rollouts`` rollouts per prompt, best first.
@@ -157,13 +157,12 @@ def choose(
     >>> choose("best-of-4", kl=0.5).recommended.transform.name
     'exp:11'
     """
-    procedure = parse_procedure(procedure) if isinstance(procedure, str) else procedure
-    for served in (procedure, base or procedure):
+    procedure, base = as_procedure(procedure), as_procedure(base or procedure)
+    for served in (procedure, base):
         distortion(served)  # refused now if it has no law
     check_kl(kl)
     if not 2 <= rollouts <= MAX_ROLLOUTS:
         raise ConfigError(f"calibration takes 2 to {MAX_ROLLOUTS:,} rollouts per prompt, found {rollouts}")
-    base = base or procedure
     prompts = int(np.clip(SIMULATED_ROLLOUTS // rollouts, *PROMPTS))
     setting = _Setting(procedure, base, kl, rollouts, prompts, seed)
     outcomes = [setting.outcome(Identity())]  # the identity reaches the largest KL

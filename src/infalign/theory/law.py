@@ -15,9 +15,9 @@ from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
-from infalign.method.procedures import RewindAndRepeat, Served, distortion
+from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
-from infalign.method.transforms import Function, Tabulated, Transformation, normalized_beta
+from infalign.method.transforms import Function, Tabulated, Transformation, as_transform, normalized_beta
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 LOWEST_LOG_BETA = -690.0  # log β for the normalized Φ; below it lie the smallest floating-point numbers
@@ -52,11 +52,12 @@ class Law:
         shape = self.panels.weight.shape
         return np.clip(self.panels.integral_to(self.density.reshape(shape), np.asarray(u, float)), 0.0, 1.0)
 
-    def win_rate(self, procedure: Served, base: Served | None = None) -> float:
+    def win_rate(self, procedure: Served | str, base: Served | str | None = None) -> float:
         """Return W = 1 − ∫ h(F(u))·h₀'(u) du against the base policy served by ``base``, by default the same."""
-        theirs = distortion(base or procedure)
+        served = as_procedure(procedure)
+        theirs = distortion(as_procedure(base or procedure))
         return 1.0 - self.integral(
-            lambda law: distortion(procedure, law.cdf_at).distortion(law.cdf) * theirs.density(law.u)
+            lambda law: distortion(served, law.cdf_at).distortion(law.cdf) * theirs.density(law.u)
         )
 
     def integral(self, integrand: "Callable[[Law], Array]") -> float:
@@ -95,15 +96,16 @@ def check_kl(kl: float) -> None:
         raise ConfigError(f"a KL of {kl:g} leaves the base policy unchanged; give at least {MIN_KL:g} nats")
 
 
-def law_at_kl(transform: Transformation, *, kl: float) -> Law:
+def law_at_kl(transform: Transformation | str, *, kl: float) -> Law:
     """Return the law whose KL to the base is ``kl`` nats; its ``beta`` is the KL weight to train with.
 
     Raises ConfigError if no β reaches that KL, saying what is the largest KL in reach.
 
-    >>> law = law_at_kl(Exponential(10), kl=1.0)
-    >>> round(law.win_rate(BestOfN(4)), 4)
+    >>> law = law_at_kl("exp:10", kl=1.0)
+    >>> round(law.win_rate("best-of-4"), 4)
     0.9351
     """
+    transform = as_transform(transform)
     check_kl(kl)
     panels = _panels(transform)
     log_scale = np.log(transform.scale)
@@ -133,14 +135,15 @@ def law_at_kl(transform: Transformation, *, kl: float) -> Law:
     return aligned_law(transform, beta=float(np.exp(log_scale + root)))
 
 
-def training_beta(transform: Transformation, *, kl: float) -> float:
+def training_beta(transform: Transformation | str, *, kl: float) -> float:
     """Return the KL weight of a trainer whose reward is the normalized Φ and whose optimum spends ``kl`` nats.
 
     Raises as `law_at_kl`.
 
-    >>> round(training_beta(Exponential(10), kl=1.0), 4)
+    >>> round(training_beta("exp:10", kl=1.0), 4)
     0.2413
     """
+    transform = as_transform(transform)
     return normalized_beta(transform, law_at_kl(transform, kl=kl).beta)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
-from infalign.method.procedures import Served, parse_procedure, rewinds
+from infalign.method.procedures import Served, as_procedure, rewinds
 from infalign.method.transforms import Tabulated
 from infalign.theory.contest import Contest, Policy
 from infalign.theory.law import MIN_KL, Law, aligned_law, check_kl
@@ -38,7 +38,7 @@ class Optimum:
 
 
 def optimal(
-    procedure: Served | str, *, beta: float | None = None, kl: float | None = None, base: Served | None = None
+    procedure: Served | str, *, beta: float | None = None, kl: float | None = None, base: Served | str | None = None
 ) -> Optimum:
     """Return the policy with the largest W − ``beta``·KL, or with the largest W at a KL budget, in nats.
 
@@ -54,8 +54,8 @@ def optimal(
         raise ConfigError(f"beta must be positive and finite, found {beta}")
     if kl is not None:
         check_kl(kl)
-    procedure = parse_procedure(procedure) if isinstance(procedure, str) else procedure
-    contest = Contest(procedure, base or procedure)
+    procedure = as_procedure(procedure)
+    contest = Contest(procedure, as_procedure(base or procedure))
     policy = contest.best(kl) if kl is not None else _best_at_beta(contest, beta or 0.0)
     return certified(contest, policy, f"optimal:{procedure.name}")
 

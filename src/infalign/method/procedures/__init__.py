@@ -90,6 +90,11 @@ def parse_procedure(name: str, *, loads: bool = True) -> Served:
     )
 
 
+def as_procedure(procedure: Served | str) -> Served:
+    """Return a procedure, or the one that a text spells."""
+    return parse_procedure(procedure) if isinstance(procedure, str) else procedure
+
+
 def own_spellings(procedure: Procedure) -> list[str]:
     """Return what spells the user's own procedures among it and, if it is a mixture, its parts."""
     parts = [part for _, part in procedure.parts] if isinstance(procedure, Mixture) else [procedure]
