@@ -85,7 +85,7 @@ def test_a_folder_of_inspect_logs_has_both_models_on_the_same_prompts(tmp_path: 
     log = read(tmp_path, score="match")
     strong, weak = (by_prompt(log)[f"mockllm/{name}"] for name in ("strong", "weak"))
     assert strong.keys() >= weak.keys()
-    assert log.notes == (f"1 files in {tmp_path} hold no samples and are ignored, the first is notes.txt",)
+    assert log.notes == (f"1 of the files in {tmp_path} are no logs and are ignored, such as notes.txt",)
     with pytest.raises(ConfigError, match="match or includes"):
         read_log(tmp_path)
     shutil.copy(HERE / "inspect_ai" / "json" / "arithmetic-weak.json", tmp_path)
