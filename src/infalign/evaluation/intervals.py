@@ -5,8 +5,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri, stdtrit  # scipy.stats takes half a second to import
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.samples import chunks
@@ -142,7 +142,9 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
         raise ConfigError(f"the confidence level must be between 0 and 1, found {confidence}")
     if confidence > RESAMPLED_CONFIDENCE:
         known = estimate(values, confidence=RESAMPLED_CONFIDENCE, seed=seed)
-        asked, of_known = stdtrit(values.size - 1, 0.5 + np.array([confidence, RESAMPLED_CONFIDENCE]) / 2.0)
+        asked, of_known = scipy.special.stdtrit(
+            values.size - 1, 0.5 + np.array([confidence, RESAMPLED_CONFIDENCE]) / 2.0
+        )
         low, high = (known.mean + asked / of_known * (end - known.mean) for end in (known.low, known.high))
         return Estimate(known.mean, float(low), float(high))
     values = np.sort(values)  # the order of prompts does not change the interval, and the mirror image mirrors it
@@ -151,7 +153,7 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     square = float(spread @ spread)
     skew = float((spread**3).sum()) / (6.0 * square**1.5) if square > 0 else 0.0
     values = values[::-1] if skew < 0.0 else values
-    t_quantile = stdtrit(prompts - 1, 0.5 + confidence / 2.0)
+    t_quantile = scipy.special.stdtrit(prompts - 1, 0.5 + confidence / 2.0)
     z = t_quantile * np.array([-1.0, 1.0])
     error = np.sqrt(square / (prompts - 1) / prompts)
     students = (mean - t_quantile * error, mean + t_quantile * error)
@@ -159,7 +161,7 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
         low, high = mean + np.sqrt(square) / prompts * (z + skew * (2.0 * z**2 + 1.0))
         return Estimate(float(mean), float(min(low, students[0])), float(max(high, students[1])))
     z = skew + np.sqrt(prompts / (prompts - 1)) * z
-    levels = ndtr(skew + z / np.maximum(1.0 - skew * z, 1e-9))
+    levels = scipy.special.ndtr(skew + z / np.maximum(1.0 - skew * z, 1e-9))
     spread = values - mean
     moments = np.stack([spread, spread**2], axis=1)
     drawn = _times_drawn(prompts, seed)
@@ -167,7 +169,7 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     means, spreads = mean + firsts / prompts, np.sqrt(np.maximum(seconds - firsts**2 / prompts, 0.0) / (prompts - 1))
     varied = spreads > LEAST_SPREAD * error * np.sqrt(prompts)
     ratios = np.divide(means - mean, spreads, out=np.zeros(RESAMPLES), where=varied) * np.sqrt(prompts)
-    wider = t_quantile / ndtri(0.5 + confidence / 2.0)
+    wider = t_quantile / scipy.special.ndtri(0.5 + confidence / 2.0)
     studentized = mean - wider * error * np.quantile(ratios, [0.5 + confidence / 2.0, 0.5 - confidence / 2.0])
     low, high = np.quantile(means, levels)
     ends = np.stack([(low, high), studentized, students])

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import scipy  # whose special functions take .2 s to import: when they are used
 from numpy.typing import ArrayLike
-from scipy.special import gammaln
 from typing_extensions import TypeIs
 
 from infalign.core.errors import ConfigError, DataError
@@ -116,7 +116,12 @@ def falling_ratio(x: ArrayLike, y: int, k: ArrayLike) -> Array:
     x, k = np.broadcast_arrays(np.asarray(x, float), np.asarray(k, float))
     inside = (k <= x) & (k <= y)
     with np.errstate(invalid="ignore"):
-        ratio = np.exp(gammaln(x + 1) - gammaln(x - k + 1) - gammaln(y + 1.0) + gammaln(y - k + 1))
+        ratio = np.exp(
+            scipy.special.gammaln(x + 1)
+            - scipy.special.gammaln(x - k + 1)
+            - scipy.special.gammaln(y + 1.0)
+            + scipy.special.gammaln(y - k + 1)
+        )
     return np.where(inside, ratio, 0.0)
 
 
@@ -124,7 +129,7 @@ def log_choose(n: ArrayLike, k: ArrayLike) -> Array:
     """Return log C(n, k), −∞ where k > n."""
     n, k = np.asarray(n, float), np.asarray(k, float)
     with np.errstate(invalid="ignore"):
-        log_ways = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+        log_ways = scipy.special.gammaln(n + 1) - scipy.special.gammaln(k + 1) - scipy.special.gammaln(n - k + 1)
     return np.where(n < k, -np.inf, log_ways)
 
 

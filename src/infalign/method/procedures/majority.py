@@ -10,10 +10,10 @@ from decimal import Decimal
 from math import isqrt
 
 import numpy as np
+import scipy
 from numpy.polynomial.legendre import leggauss
 from numpy.polynomial.polynomial import polyval
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln, xlogy
 
 from infalign.core.errors import DataError
 from infalign.method.calibration import Array
@@ -41,7 +41,7 @@ class MajorityVote:
         """
         policy, k = np.asarray(policy), np.arange(self.n + 1)
         total = policy.sum(axis=-1, keepdims=True)
-        log_ways = xlogy(k, (self.n * policy / total)[..., None]) - gammaln(k + 1.0)
+        log_ways = scipy.special.xlogy(k, (self.n * policy / total)[..., None]) - scipy.special.gammaln(k + 1.0)
         return np.asarray(_winning(log_ways, np.ones(policy.shape[-1], int), self.n) * total**self.n)
 
     def serving(self, rng: np.random.Generator) -> Serving:

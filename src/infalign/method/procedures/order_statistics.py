@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.special import betainc, betaln, xlog1py, xlogy
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
@@ -44,7 +44,7 @@ class OrderStatistics:
         p = np.asarray(p, float)
         total = np.zeros_like(p)
         for i, q in self._served():
-            total += q * betainc(i, len(self.probabilities) - i + 1, p)
+            total += q * scipy.special.betainc(i, len(self.probabilities) - i + 1, p)
         return total
 
     def density(self, p: ArrayLike) -> Array:
@@ -52,7 +52,9 @@ class OrderStatistics:
         p, n = np.asarray(p, float), len(self.probabilities)
         total = np.zeros_like(p)
         for i, q in self._served():
-            total += q * np.exp(xlogy(i - 1, p) + xlog1py(n - i, -p) - betaln(i, n - i + 1))
+            total += q * np.exp(
+                scipy.special.xlogy(i - 1, p) + scipy.special.xlog1py(n - i, -p) - scipy.special.betaln(i, n - i + 1)
+            )
         return total
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.special import xlogy
 from typing_extensions import TypeIs
 
 from infalign.core.errors import ConfigError, DataError
@@ -172,5 +172,5 @@ def distortion(procedure: Procedure, cdf_at: Callable[[float], ArrayLike] = floa
 def _geometric(s: Array, n: int) -> Array:
     """Return 1 + s + … + s^(n−1)."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        total = -np.expm1(xlogy(n, s)) / (1.0 - s)
+        total = -np.expm1(scipy.special.xlogy(n, s)) / (1.0 - s)
     return np.where(s == 1.0, float(n), total)
