@@ -4,7 +4,8 @@
 
 From populations of rates, 20 to 500 prompts are drawn many times; "beta fit" is the bias of a beta-binomial on
 infinitely many. What training for Best-of-8 is worth is found by bisection for the population. Exits with 1 if an
-interval covers less than 93 %. An argument gives the number of simulations instead of 100, whose standard error is 2.2.
+interval covers less than 93 % by more than three standard errors. An argument gives the number of simulations instead of
+100, whose standard error is 2.2.
 """
 
 import sys
@@ -61,7 +62,7 @@ class Shown:
         """Print the truth, bias of the mean, coverage and mean limits of simulations."""
         means = [mean for mean, _, _ in ends if mean is not None]
         low, high = np.array([(low, high) for _, low, high in ends]).T
-        covered = np.mean((low <= truth) & (truth <= high))
+        covered = np.mean((low <= truth + 1e-9) & (truth - 1e-9 <= high))  # a truth of 1 is summed with rounding
         bias = f"{100 * (np.mean(means) - truth):+8.1f}" if means else f"{'–':>8}"
         limits = f"{100 * low.mean():8.1f}{100 * high.mean():8.1f}"
         print(f"{name:<48}{100 * truth:8.1f}{bias}{covered:9.1%}{limits}{more}", flush=True)
@@ -146,4 +147,4 @@ if __name__ == "__main__":
     shown, rng = Shown(), np.random.default_rng(1)
     for measure in (beyond, clusters, trained):
         measure(shown, rng)
-    sys.exit(int(shown.lowest < 0.93))
+    sys.exit(int(shown.lowest < 0.93 - 3.0 * np.sqrt(0.93 * 0.07 / SIMULATIONS)))
