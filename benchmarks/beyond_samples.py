@@ -4,8 +4,8 @@
 
 From populations of rates, 20 to 500 prompts are drawn many times; "beta fit" is the bias of a beta-binomial on
 infinitely many. What training for Best-of-8 is worth is found by bisection for the population. Exits with 1 if an
-interval covers less than 93 % by more than three standard errors. An argument gives the number of simulations instead of
-100, whose standard error is 2.2.
+interval covers less than 93 % by more than three standard errors. An argument gives the number of simulations instead
+of 100, whose standard error is 2.2.
 """
 
 import sys
