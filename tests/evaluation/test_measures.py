@@ -241,6 +241,15 @@ def test_prompts_are_measured_by_a_column_and_against_a_model(tmp_path: Path) ->
         measure(replace(table, columns={"prompt_id": table.prompts}), ["pass@1"], Measuring(by="prompt_id"))
 
 
+def test_a_table_of_graded_rewards_has_one_unit_in_all_its_parts(tmp_path: Path) -> None:
+    """Also in a part whose rewards happen to be 0 and 1, which would be shown in percent."""
+    rows = rows_of({"a": [[0, 1], [1, 1], [0.5, 3], [0, 2]]})
+    rows = [row | {"subject": "x" if row["prompt_id"] in ("p0", "p1") else "y"} for row in rows]
+    table = read_reward_table(written(tmp_path / "t.jsonl", rows), Reading(keep=["subject"]))
+    found = measure(table, ["best-of-2"], Measuring(by="subject"))
+    assert [(one["unit"], one["mean"]) for one in found] == [("reward", 1.0), ("reward", 2.5)]
+
+
 def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
     """Sorted, of one model."""
     table = read_reward_table(written(tmp_path / "t.jsonl", rows_of({"a": [[3, 1, 2], [0, 5]], "b": [[1], [1]]})))

@@ -54,21 +54,22 @@ class Measuring:
     def parts(self, table: RewardTable) -> "Iterator[Part]":
         """Yield the rows of each value of ``by``, or all rows."""
         labels = None if self.by is None else table.column(self.by)
+        checked = self.threshold is not None or bool(np.isin(table.numbers["reward"], (0.0, 1.0)).all())
         for name in [""] if labels is None else sorted(labels.names):
             rows = table if labels is None else table.take(labels.codes == labels.names.index(name))
-            yield Part(name, rows, self)
+            yield Part(name, rows, self, checked=checked)
 
 
 class Part:
     """Rows that are measured together: the rewards by prompt, as right or wrong where a threshold says so."""
 
-    def __init__(self, name: str, table: RewardTable, how: Measuring) -> None:
+    def __init__(self, name: str, table: RewardTable, how: Measuring, *, checked: bool) -> None:
         self.name, self.table, self.how, self.groups = name, table, how, table.groups()
+        self.checked = checked  # of all parts alike: a table has one unit
         if how.threshold is not None and not np.isfinite(how.threshold):
             raise ConfigError(f"the threshold must be finite, found {how.threshold}")
         rewards = table.numbers["reward"][self.groups.order].astype(float, copy=False)
         self.rewards = rewards if how.threshold is None else (rewards >= how.threshold).astype(float)
-        self.checked = bool(((self.rewards == 0.0) | (self.rewards == 1.0)).all())
 
     @cached_property
     def clusters(self) -> NDArray[np.int32] | None:
