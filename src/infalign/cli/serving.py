@@ -17,7 +17,6 @@ from infalign.cli.options import WHOLE, Host, Port
 from infalign.cli.output import open_console, own_stdout
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.signals import end_after_signal
 
 if TYPE_CHECKING:
     from infalign.data.messages import Message
@@ -93,7 +92,6 @@ def generate(
     from infalign.serving.policy import finding_answers, open_policy
 
     prepare_process(None)
-    end_after_signal()  # which a reward or the search for an answer may keep from being seen
     questions = _questions(prompt, input_)
     with own_stdout() as out:
         served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)

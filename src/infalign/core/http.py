@@ -6,10 +6,9 @@ import logging
 import math
 import os
 import re
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -258,30 +257,6 @@ class Server:
         asked = answer.headers.get("Retry-After", "")
         headers = {"Retry-After": asked} if asked.isascii() else {}
         return httpx2.Response(answer.status_code, headers=headers, content=bytes(received), request=request)
-
-
-class _DaemonThreads(ThreadPoolExecutor):
-    """Runs each function in a thread that nobody waits for: a name resolution that hangs cannot be ended."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = Future[Any]()
-        future.set_running_or_notify_cancel()
-
-        def work() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, daemon=True).start()
-        return future
-
-
-def resolve_names_in_daemons() -> None:
-    """Resolve names, in the running event loop, in threads that nobody waits for."""
-    from asyncio import get_running_loop
-
-    get_running_loop().set_default_executor(_DaemonThreads())
 
 
 @cache

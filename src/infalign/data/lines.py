@@ -10,7 +10,7 @@ from infalign.core.errors import DataError
 
 
 def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each line of a binary file, which splits at ``\n`` only, with its place, as text."""
+    """Yield each line of a binary file, split at line feeds only, with its place, as text."""
     for number, line in enumerate(file, 1):
         where = f"{path} line {number}"
         try:

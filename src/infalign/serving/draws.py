@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infalign.core.http import resolve_names_in_daemons
 from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty, check_prompt
 from infalign.sampling.server import ServerEngine
 from infalign.sampling.shared_prefix import Row, SharedPrefixBatch
@@ -163,8 +162,7 @@ class RemoteDraws:
         return drawn
 
     async def work(self) -> None:
-        """Return: the engine does the work. A name that does not resolve keeps nobody waiting at the end."""
-        resolve_names_in_daemons()
+        """Return: the engine does the work."""
 
 
 DrawSource = LocalDraws | RemoteDraws
