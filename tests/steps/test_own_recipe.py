@@ -225,7 +225,7 @@ if __name__ == "__main__":
 
 
 def test_a_file_is_loaded_as_a_script_and_processes_that_it_starts_find_it(tmp_path: Path) -> None:
-    """With its neighbor and its data, two of one name, and with a library's name, which a neighbor may not have."""
+    """With its neighbor and its data, two of one name, and with a library's name."""
     for folder, more in (("one", 1), ("my-other", 2)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "more.txt").write_text("." * 10 * more)
@@ -237,10 +237,6 @@ def test_a_file_is_loaded_as_a_script_and_processes_that_it_starts_find_it(tmp_p
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         assert [pool.submit(score, [], ["abc"]).result() for score in scores] == [[14], [14], [25], [25]]
     assert Path(random.__file__).parent == Path(json.__file__).parents[1]  # Python's own
-    (tmp_path / "one" / "json.py").write_text("")
-    (tmp_path / "one" / "late.py").write_text("def score(prompts, responses):\n    import json\n    return []\n")
-    with pytest.raises(ConfigError, match=r"late\.py imports json, which is \S+one/json\.py or \S+; rename its file"):
-        function_reward(f"{tmp_path / 'one' / 'late.py'}:score")
 
 
 def test_the_plain_template_ends_a_response_with_eos_and_its_prompt_begins_the_conversation(bare: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import sys
@@ -90,7 +89,6 @@ def _module_of(path: Path, what: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     _search(file.parent)
-    _check_neighbors(file, what)
     found = spec_from_file_location(name, file)
     assert found is not None
     assert found.loader is not None
@@ -121,24 +119,6 @@ def _name_of(file: Path) -> str:
             return name
         sys.path[:] = before
     return f"_{file.stem}_{blake2b(str(file).encode(), digest_size=8).hexdigest()}"
-
-
-def _check_neighbors(file: Path, what: str) -> None:
-    """Raise ConfigError if the file imports a neighbor that has the name of another module."""
-    files = [file]
-    for one in files:
-        with contextlib.suppress(SyntaxError):  # which importing it raises
-            for node in ast.walk(ast.parse(one.read_bytes())):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-                for name in {name.partition(".")[0] for name in names}:
-                    near = [file.with_name(f"{name}.py"), file.with_name(name) / "__init__.py"]
-                    for neighbor in (path for path in near if path.is_file() and path not in files):
-                        if (other := source_file(f"{name}:")) != neighbor:
-                            raise ConfigError(
-                                f"{what}: {one} imports {name}, which is {neighbor} or {other}; rename its file"
-                            )
-                        files.append(neighbor)
 
 
 @contextlib.contextmanager
