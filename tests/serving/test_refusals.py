@@ -19,7 +19,7 @@ from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import load_policy
 from infalign.models.tokenizers import load_tokenizer
 from infalign.serving.answers import before_stop
-from infalign.serving.app import MAX_BYTES, OTHER_BYTES, held_back
+from infalign.serving.app import MAX_BYTES, held_back
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
 from infalign.serving.protocol import ApiError, parse_body
@@ -69,13 +69,7 @@ TURN = {"role": "user", "content": PROMPT}
             "messages",
             "up to 12, it exceeds the model's context",
         ),
-        (
-            {"messages": [TURN | {"content": "word " * 9_000}]},
-            400,
-            "messages",
-            "45,000 bytes are more than",
-        ),
-        ({"messages": [TURN] * 300}, 400, "messages", "bytes are more than"),
+        ({"messages": [TURN] * 300}, 400, "messages", "it exceeds the model's context"),
         ({"messages": [TURN | {"content": None}]}, 400, "messages.0.content", "should be a valid string"),
         ({"messages": [{"content": PROMPT}]}, 400, "messages.0.role", "Field required"),
         ({"messages": [TURN | {"content": [{"type": "image_url"}]}]}, 400, "messages.0.content", "only text parts"),
@@ -130,9 +124,8 @@ def with_field(field: bytes) -> bytes:
         (b"{", "is not valid JSON"),
         (b"[]", "the body: Input should be an object"),
         (b'{"model": "aware"}', "messages: Field required"),
-        (with_field(b'"model": "aware:standard"'), "an object has the key 'model' twice"),
-        (with_field(b'"metadata": {"a": 1, "a": 2}'), "an object has the key 'a' twice"),
-        (with_field(b'"metadata": {"a": NaN}'), "NaN is no number"),
+        (with_field(b'"model": "aware:standard"'), "the name 'model' occurs twice"),
+        (with_field(b'"metadata": {"a": 1, "a": 2}'), "the name 'a' occurs twice"),
         (with_field(b'"metadata": {"a": "\\ud800"}'), "half a surrogate pair"),
         (with_field(b'"metadata": {"a": "\\udc00"}'), "surrogate"),
         (with_field(b'"metadata": {"a": ' + b"9" * 5000 + b"}"), "4300 digits"),
@@ -174,8 +167,8 @@ def test_a_body_that_no_context_holds_is_not_read_to_its_end(url: str, told: boo
     found = httpx2.post(f"{url}/chat/completions", content=b"".join(content) if told else content)
     assert found.status_code == 413
     assert found.json()["error"]["type"] == "invalid_request_error"
-    assert f"more than {OTHER_BYTES + 6 * 192 * 16:,} bytes" in found.json()["error"]["message"]
-    whole = json.dumps(asked(model="aware:standard")).encode().ljust(OTHER_BYTES)
+    assert f"more than {MAX_BYTES:,} bytes" in found.json()["error"]["message"]
+    whole = json.dumps(asked(model="aware:standard")).encode().ljust(MAX_BYTES)
     assert httpx2.post(f"{url}/chat/completions", content=whole, timeout=60).status_code == 200
 
 

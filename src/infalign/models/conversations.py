@@ -36,25 +36,6 @@ class TrainingIds(NamedTuple):
     is_rendered: bool
 
 
-def check_bytes(tokenizer: Any, conversation: Messages, context: int | None) -> None:
-    """Raise DataError for texts of more bytes than ``context`` of the longest tokens have; they are not tokenized."""
-    found = sum(len((turn.get("content") or "").encode(errors="replace")) for turn in conversation)
-    if context is not None and found > context * longest_token(tokenizer):
-        raise DataError(
-            f"prompt {prompt_id(conversation)}: {found:,} bytes are more than a context of {context:,} tokens"
-        )
-
-
-_LONGEST = WeakKeyDictionary[Any, int]()
-
-
-def longest_token(tokenizer: Any) -> int:
-    """Return the bytes of the longest token, at least 16: blanks that a normalizer drops are of none."""
-    if tokenizer not in _LONGEST:
-        _LONGEST[tokenizer] = max(16, *(len(token.encode()) for token in tokenizer.get_vocab()))
-    return _LONGEST[tokenizer]
-
-
 def prompt_ids(tokenizer: Any, prompts: Sequence[Messages], tools: Sequence[Tools] | None = None) -> list[list[int]]:
     """Return what a policy is asked: prompts as the chat template renders them, with the opening of a reply.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
-from infalign.models.conversations import check_bytes, conversation_ids
+from infalign.models.conversations import conversation_ids
 from infalign.models.logprobs import BATCH_TOKENS, length_batches, right_padded
 from infalign.models.pretrained import loading, read_weights
 from infalign.models.settings import is_hub_id
@@ -139,8 +139,6 @@ class ClassifierReward:
 
     def outputs(self, prompts: list[list[Message]], responses: list[str]) -> list[list[float]]:
         """Return the outputs of each row; raises as a call."""
-        for prompt, response in zip(prompts, responses, strict=True):
-            check_bytes(self.tokenizer, [*prompt, reply(response)], self.max_length)
         token_ids = [self._read(tuple(ids)) for ids in self.tokenize(prompts, responses)]
         for prompt, ids in zip(prompts, token_ids, strict=True):
             if self.max_length is not None and len(ids) > self.max_length:

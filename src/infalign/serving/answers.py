@@ -19,7 +19,7 @@ from infalign.data.messages import Message, prompt_id
 from infalign.method.procedures import BaseQuantile, Draws, Served, Votes, parse_procedure
 from infalign.method.procedures.base import read_n
 from infalign.method.procedures.majority import MajorityVote, votes
-from infalign.models.conversations import check_bytes, prompt_ids
+from infalign.models.conversations import prompt_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, OnTokens
@@ -175,9 +175,8 @@ class ServedPolicy:
     ) -> list[Asked]:
         """Return what is asked, with a random stream of its own for each choice; its length can only be shorter.
 
-        Raises DataError for a conversation that the policy cannot answer, by its bytes before it is tokenized.
+        Raises DataError for a conversation that the policy cannot answer.
         """
-        check_bytes(self.tokenizer, conversation, self.draws.context)
         (ids,) = prompt_ids(self.tokenizer, [conversation])
         prompt = Prompt(prompt_id(conversation), ids)
         sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, self.max_new_tokens))

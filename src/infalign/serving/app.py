@@ -24,7 +24,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import shown
 from infalign.core.spelling import listed_names
 from infalign.data.examples import parse_prompt
-from infalign.models.conversations import decode, longest_token
+from infalign.models.conversations import decode
 from infalign.sampling.engine import Sampling
 from infalign.serving.answers import Answer, AnyServed, Asked, ServedPolicy, before_stop, parse_served
 from infalign.serving.protocol import ApiError, Completion, Piece, as_error, parse_body
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 MAX_BYTES = 4_000_000  # of a request
-OTHER_BYTES, MAX_ESCAPE = 256_000, 6  # of a request's other fields; of a byte of text in JSON
 MISSING_MODEL = "model_not_found"
 CLIENT_CLOSED_REQUEST = 499  # the status of an answer that nobody reads any more
 Found = TypeVar("Found")
@@ -134,12 +133,10 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     """
     desk, begun = Desk(policy, most=most), int(time.time())
     reading = asyncio.Semaphore(1)  # prompt at a time: threads are left to draws and rewards
-    context, longest = policy.draws.context, longest_token(policy.tokenizer)
-    max_bytes = MAX_BYTES if context is None else min(MAX_BYTES, OTHER_BYTES + MAX_ESCAPE * context * longest)
 
     async def chat(request: Request) -> Response:
         desk.counts["requests"] += 1
-        found = await body_of(request, max_bytes=max_bytes)
+        found = await body_of(request, max_bytes=MAX_BYTES)
         async with reading:  # thousands of turns take a while
             body = await asyncio.to_thread(parse_body, found)
         seeded = policy.draws.seeded

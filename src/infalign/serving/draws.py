@@ -47,13 +47,6 @@ class LocalDraws:
         self._asked = asyncio.Event()
 
     @property
-    def context(self) -> int | None:
-        """The tokens of the model's context, if it has a limit."""
-        config = self._batch.model.config.get_text_config(decoder=True)
-        found: int | None = getattr(config, "max_position_embeddings", None)
-        return found
-
-    @property
     def in_progress(self) -> int:
         """The number of draws that wait or are being drawn."""
         return len(self._waiting) + len(self._begun)
@@ -133,7 +126,6 @@ class RemoteDraws:
     """
 
     seeded = False
-    context: int | None = None  # the engine alone knows
 
     def __init__(self, engine: Callable[[Sampling], ServerEngine], *, at_once: int) -> None:
         self.counts = Counter(draws=0, draw_tokens=0, abandoned_draws=0)

@@ -122,7 +122,7 @@ class Piece(NamedTuple):
 def parse_body(content: bytes) -> Body:
     """Return what was asked. Raises `ApiError` for what is not served, naming the field."""
     try:
-        read_json(content)  # pydantic takes the last value of a key, and NaN
+        read_json(content)  # pydantic takes the last value of a key
         body = Body.model_validate_json(content)
     except DataError as error:
         raise ApiError(400, str(error)) from error
