@@ -1,18 +1,14 @@
 """Read rows from the Hugging Face hub, or from a local folder in its layout."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from pydantic import Field
 
 from infalign.core.errors import ConfigError
 from infalign.core.settings import Settings
 from infalign.data.files import read_rows
-
-ON_HUB = re.compile(r"hf://datasets/([^@]+)@([^/]+)/(.+)")
 
 
 class Hub(Settings):
@@ -57,7 +53,7 @@ def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
         files = builder.config.data_files or {}
         if hub.split not in files:
             raise ValueError(f'Unknown split "{hub.split}". Should be one of {sorted(files)}')
-        paths = [_fetched(file) for file in files[hub.split]]
+        paths = datasets.DownloadManager(record_checksums=False).download(list(files[hub.split]))
     except (OSError, ValueError, RuntimeError) as error:
         said = str(error).strip().split("\n", 1)[0]
         bring = f"; without a network, bring the files: `hf download {hub.id} --repo-type dataset --local-dir {hub.id}`"
@@ -65,13 +61,3 @@ def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ConfigError(f"cannot load {source} ({said}); check id, config, split and data_dir{bring}") from error
     for path in paths:
         yield from read_rows(path)
-
-
-def _fetched(file: str) -> Path:
-    """Return a file of a data set, fetched to the hub's cache if it is there."""
-    if (on_hub := ON_HUB.fullmatch(file)) is None:
-        return Path(file)
-    from huggingface_hub import hf_hub_download
-
-    repository, revision, path = on_hub.groups()
-    return Path(hf_hub_download(repository, path, repo_type="dataset", revision=unquote(revision)))
