@@ -19,9 +19,8 @@ from infalign.method.by_name import ByName
 from infalign.recipe.reading import load_recipe
 from infalign.rewards.base import Batch, score
 from infalign.rewards.checkers import math_verify
-from infalign.rewards.function import function_reward, weighted_reward
+from infalign.rewards.function import WeightedSum, function_reward, weighted_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
-from infalign.rewards.weighted import WeightedSum
 
 QUESTIONS = [[{"role": "user", "content": f"{n} + {n}?"}] for n in range(3)]
 PROMPTS = [QUESTIONS[row // 2] for row in range(6)]

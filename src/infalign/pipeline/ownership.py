@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from infalign.core.errors import ConfigError
-from infalign.core.storage import is_temporary, read_record, write_record, write_text
+from infalign.core.storage import is_temporary, write_text
 from infalign.pipeline.records import record_path, records, started_path
 from infalign.pipeline.units import Unit
 
@@ -63,24 +63,6 @@ def check_outputs_free(wanted: Iterable[Unit], root: Path) -> None:
                 f"{file} was not made by this run, but {unit.name} would replace it; move it elsewhere, or choose "
                 "another run_dir"
             )
-
-
-def claim(folder: Path, names: Iterable[str]) -> None:
-    """Make a folder that no unit's record lists, if it is absent, and list in ``.FOLDER.json`` what is written to it.
-
-    Raises ConfigError if one of these files is there and was never listed, or a file is in the place of the folder:
-    something else made it.
-    """
-    wanted, listed = set(names), folder.with_name(f".{folder.name}.json")
-    made = set(read_record(listed)["files"]) if listed.is_file() else set[str]()
-    places = sorted(folder / name for name in wanted - made) if folder.is_dir() else [folder]
-    for path in places:
-        if path.exists() or path.is_symlink():
-            raise ConfigError(
-                f"{path} was not made by this run, but would be replaced; move it elsewhere and rerun the same command"
-            )
-    folder.mkdir(exist_ok=True)
-    write_record(listed, {"files": sorted(made | wanted)})
 
 
 def _places(unit: Unit) -> list[Path]:

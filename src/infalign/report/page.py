@@ -16,7 +16,6 @@ from infalign.evaluation.budget import budget_rows
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
-from infalign.pipeline.ownership import claim
 from infalign.pipeline.records import records
 from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy, stored_budgets
 from infalign.recipe.layout import Layout
@@ -64,8 +63,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     looks = {name: Look(*look, policies[name], evaluated.law_at) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
-        names = [picture.name for found in pictures.values() for picture in found]
-        claim(folder, (f"{name}{ending}" for name in names for ending in (".svg", ".png")))
+        folder.mkdir(exist_ok=True)
         figures = {
             section: [
                 save_picture(p, folder) | {"png": _embedded(folder / f"{p.name}.png", "image/png")} for p in found

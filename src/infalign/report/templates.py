@@ -4,19 +4,15 @@ from typing import Any
 
 from infalign.core.display import amount, gain, number, ratio, share
 
-DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # by which a text can show another than it is
-CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *DIRECTIONS} - {*b"\t\n\r"}, "\N{REPLACEMENT CHARACTER}")
-
 
 def html_template(name: str) -> Any:
-    """Return the template of a page. Control characters, which a page cannot hold, become U+FFFD."""
+    """Return the template of a page."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("infalign.report", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value.translate(CONTROL) if isinstance(value, str) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
