@@ -225,7 +225,6 @@ ENDS = {
     "StopIteration": "next(iter([]))",
     "GeneratorExit": "raise GeneratorExit",
     "calls itself for ever": "reward(prompts, responses)",
-    "cannot be printed": "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
     "sys.exit(0)": "sys.exit(0)",
 }
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from infalign.cli.completion import runs
 from infalign.cli.options import WHOLE, Host, Port
-from infalign.cli.output import open_console, own_stdout
+from infalign.cli.output import open_console
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
 
@@ -93,7 +94,8 @@ def generate(
 
     prepare_process(None)
     questions = _questions(prompt, input_)
-    with own_stdout() as out:
+    out = sys.stdout
+    with redirect_stdout(sys.stderr):  # what a user's code prints is no answer
         served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
         served = finding_answers(served, answer)
         several, console = len(questions) > 1, open_console(out)

@@ -135,13 +135,5 @@ def user_code(what: str, kind: type[InfalignError] = InfalignError) -> Iterator[
     except BaseException as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(BETWEEN)]
         place = f" in {Path(frames[0].filename).name}, line {frames[0].lineno}" if frames else ""
-        raise kind(
-            f"{what} {type(error).__name__}{place}: {_text(error)}; fix it and rerun the same command"
-        ) from error
-
-
-def _text(error: BaseException) -> str:
-    """Return the text of an error of the user's code, which can itself raise one, on a line."""
-    with contextlib.suppress(Exception):
-        return " ".join(str(error).split())[:300]
-    return "its text cannot be printed"
+        said = " ".join(str(error).split())[:300]
+        raise kind(f"{what} {type(error).__name__}{place}: {said}; fix it and rerun the same command") from error

@@ -119,8 +119,8 @@ def add_network_guide(trunk: str | Path, reference: Any, tokenizer: Any, *, top_
     """Return the reference with an untrained guide on the network of the model folder or hub id ``trunk``.
 
     Its Q tells the reference's ``top_tokens`` likeliest tokens apart, by default all. Vocabularies may be padded to
-    different sizes (`pad_vocabulary`). Raises ConfigError if the trunk cannot be loaded or has another tokenizer than
-    the reference's, ``tokenizer``.
+    different sizes: the trunk's embeddings of tokens that it lacks are zeros. Raises ConfigError if the trunk cannot be
+    loaded or has another tokenizer than the reference's, ``tokenizer``.
     """
     from transformers import AutoModel, AutoTokenizer
 
@@ -132,16 +132,10 @@ def add_network_guide(trunk: str | Path, reference: Any, tokenizer: Any, *, top_
         theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{cannot}: its tokenizer differs from the reference's")
-    model = pad_vocabulary(model, reference.config.vocab_size)
-    return GuidedForCausalLM.with_network(reference, model.to(reference.device), top_tokens)
-
-
-def pad_vocabulary(model: Any, vocabulary: int) -> Any:
-    """Return a model that reads at least the token ids below ``vocabulary``, new ones as zeros."""
-    own = len(model.get_input_embeddings().weight)
+    own, vocabulary = len(model.get_input_embeddings().weight), reference.config.vocab_size
     if own < vocabulary:
         model.resize_token_embeddings(vocabulary, mean_resizing=False).weight.data[own:] = 0.0
-    return model
+    return GuidedForCausalLM.with_network(reference, model.to(reference.device), top_tokens)
 
 
 def eos_token_id(tokenizer: Any, source: str | Path = "the model") -> int:
@@ -236,9 +230,5 @@ def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
 
 
 def model_files(folder: str | Path) -> list[Path]:
-    """Return a folder's weights, configuration and tokenizer. Raises ConfigError for what is no file, as a pipe."""
-    found = sorted(path for path in Path(folder).iterdir() if path.suffix in MODEL_FILES)
-    for path in found:
-        if not path.is_file():
-            raise ConfigError(f"{path} is no file; fetch the model again")
-    return found
+    """Return a folder's weights, configuration and tokenizer."""
+    return sorted(path for path in Path(folder).iterdir() if path.suffix in MODEL_FILES and path.is_file())
