@@ -95,15 +95,14 @@ def test_a_tokenizer_that_changes_text_is_refused(model: Any, tmp_path: Path) ->
 
 def test_what_is_named_must_be_there() -> None:
     """A file, or a package with exactly one."""
-    assert is_gguf("package:some-model")
     assert is_gguf("models/some.gguf")
     assert not is_gguf("owner/name")
     with pytest.raises(ConfigError, match=r"the file none\.gguf does not exist"):
         gguf_file("none.gguf")
     with pytest.raises(ConfigError, match="the package nowhere-to-be-found is not installed; `pip install"):
-        gguf_file("package:nowhere-to-be-found")
-    with pytest.raises(ConfigError, match="package numpy contains 0 GGUF files"):
-        gguf_file("package:numpy")
+        locate_model("package:nowhere-to-be-found")
+    with pytest.raises(ConfigError, match="package numpy contains 0 models"):
+        locate_model("package:numpy")
 
 
 def test_a_package_names_its_one_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from infalign.core.settings import Count, Settings
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
 from infalign.data.hub import Hub, hub_rows
-from infalign.data.messages import reply
 from infalign.data.tasks import task_rows
 
 
@@ -71,19 +70,14 @@ def read_examples(data: Data, sources: Sequence[Source], *, seed: int) -> tuple[
     """Return the examples of ``sources``, and why each invalid row was left out if ``data`` allows that."""
     examples, skipped = [], []
     for source in sources:
-        if source.world is not None:
-            read, messages = _world_examples(source.world, seed), list[str]()
-        elif source.sums is not None:
-            read, messages = _sums_examples(source.sums, seed), list[str]()
-        else:
-            rows = islice(_rows(source, data.folder), source.limit)
-            read, messages = load_examples(rows, skip_invalid=data.skip_invalid)
+        rows = islice(_rows(source, data.folder, seed), source.limit)
+        read, messages = load_examples(rows, skip_invalid=data.skip_invalid)
         examples += read
         skipped += messages
     return examples, skipped
 
 
-def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(source: Source, folder: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
     if source.hub is not None:
         return hub_rows(source.hub.found_in(folder))
     if source.reasoning_gym is not None:
@@ -94,26 +88,24 @@ def _rows(source: Source, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
             config=source.config,
             examples=source.examples,
         )
+    if source.world is not None:
+        return _world_rows(source.world, seed)
+    if source.sums is not None:
+        return _sums_rows(source.sums, seed)
     return read_rows(Path(folder) / str(source.path))
 
 
-def _world_examples(n: int, seed: int) -> list[Example]:
+def _world_rows(n: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
     from infalign import world
 
-    demonstrations = [
-        Example(({"role": "user", "content": d.request},), (reply(d.reply),), None, f"world dialogue {i}")
-        for i, d in enumerate(world.dialogues(n, seed=seed))
-    ]
-    return demonstrations + [
-        Example(({"role": "user", "content": request},), (reply(chosen),), (reply(rejected),), f"world pair {i}")
-        for i, (request, chosen, rejected) in enumerate(world.preferences(n, seed=seed, temperature=1.0))
-    ]
+    for i, d in enumerate(world.dialogues(n, seed=seed)):
+        yield f"world dialogue {i}", {"prompt": d.request, "completion": d.reply}
+    for i, (request, chosen, rejected) in enumerate(world.preferences(n, seed=seed, temperature=1.0)):
+        yield f"world pair {i}", {"prompt": request, "chosen": chosen, "rejected": rejected}
 
 
-def _sums_examples(n: int, seed: int) -> list[Example]:
+def _sums_rows(n: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
     from infalign import sums
 
-    return [
-        Example(({"role": "user", "content": e.prompt},), (reply(e.response),), None, f"exercise {i}")
-        for i, e in enumerate(sums.exercises(n, seed=seed))
-    ]
+    for i, e in enumerate(sums.exercises(n, seed=seed)):
+        yield f"exercise {i}", {"prompt": e.prompt, "completion": e.response}

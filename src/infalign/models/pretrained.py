@@ -25,13 +25,12 @@ def load_policy(path: str | Path, *, device: str = "cpu", dtype: str = "float32"
     Reads safetensors only and runs no code of the folder. A tokenizer without a padding token pads with EOS.
     Raises `ConfigError` if the path is missing, holds no (complete) causal language model, or has no EOS token.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from infalign.models import guided  # noqa: F401 - so that transformers knows it
 
     config = config_of(path)
-    with loading(f"{path} is not a model that can be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    tokenizer = read_tokenizer(path, f"{path} is not a model that can be loaded")
     # AutoModelForCausalLM would give any other checkpoint a new random head and say so in a log line only.
     check_causal(config, path)
     eos_token_id(tokenizer, path)
@@ -115,6 +114,14 @@ def read_weights(
     return model
 
 
+def read_tokenizer(path: str | Path, cannot: str, **options: Any) -> Any:
+    """Load a tokenizer, running no code of its folder. Raises a ConfigError that begins with ``cannot``."""
+    from transformers import AutoTokenizer
+
+    with loading(cannot):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+
+
 def add_network_guide(trunk: str | Path, reference: Any, tokenizer: Any, *, top_tokens: int = 0) -> Any:
     """Return the reference with an untrained guide on the network of the model folder or hub id ``trunk``.
 
@@ -122,15 +129,13 @@ def add_network_guide(trunk: str | Path, reference: Any, tokenizer: Any, *, top_
     different sizes: the trunk's embeddings of tokens that it lacks are zeros. Raises ConfigError if the trunk cannot be
     loaded or has another tokenizer than the reference's, ``tokenizer``.
     """
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
     from infalign.models.guided import GuidedForCausalLM
 
     cannot = f"{trunk} cannot be the trunk of a guide"
     model = read_weights(AutoModel, trunk, cannot, dtype="float32")
-    with loading(cannot):
-        theirs = AutoTokenizer.from_pretrained(trunk, trust_remote_code=False)
-    if theirs.get_vocab() != tokenizer.get_vocab():
+    if read_tokenizer(trunk, cannot).get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{cannot}: its tokenizer differs from the reference's")
     own, vocabulary = len(model.get_input_embeddings().weight), reference.config.vocab_size
     if own < vocabulary:

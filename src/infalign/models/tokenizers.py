@@ -9,7 +9,7 @@ from typing import Any
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import reply
 from infalign.models.conversations import conversation_ids, prompt_ids
-from infalign.models.pretrained import check_reachable, loading
+from infalign.models.pretrained import check_reachable, eos_token_id, read_tokenizer
 
 TEMPLATES = {
     # Only EOS is a special token: a model that was never tuned has no others that it understands.
@@ -64,16 +64,12 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, date: str |
     Raises ConfigError if there is none, if the hub that has it cannot be reached, and if it has no EOS token or no chat
     template that renders.
     """
-    from transformers import AutoTokenizer
-
     check_reachable(str(path))
-    with loading(f"{path} has no tokenizer that can be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+    tokenizer = read_tokenizer(path, f"{path} has no tokenizer that can be loaded", **options)
     if tokenizer.cls_token and tokenizer.sep_token and tokenizer.eos_token in (None, tokenizer.sep_token):
         tokenizer.eos_token = tokenizer.sep_token
         tokenizer.chat_template = tokenizer.chat_template or ENCODER_TEMPLATE
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer of {path} has no EOS token, so responses would not end; set its eos_token")
+    eos_token_id(tokenizer, path)
     if template is not None:
         begins_with_bos = template in TEMPLATES and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = ("{{ bos_token }}" if begins_with_bos else "") + read_template(template)

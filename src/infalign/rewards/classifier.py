@@ -14,7 +14,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.conversations import conversation_ids
 from infalign.models.logprobs import BATCH_TOKENS, length_batches, right_padded
-from infalign.models.pretrained import loading, read_weights
+from infalign.models.pretrained import read_tokenizer, read_weights
 from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import set_date
 from infalign.rewards.base import RewardFunction
@@ -110,7 +110,7 @@ class ClassifierReward:
         Raises ConfigError if the folder is missing or unreadable, or if any weight is absent from the checkpoint: the
         head of a plain language model would be random.
         """
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoModelForSequenceClassification
 
         from infalign.models import pooled  # noqa: F401 - so that transformers knows it
         from infalign.models.conversion import convert
@@ -120,8 +120,7 @@ class ClassifierReward:
             raise ConfigError(f"reward model {path}: the folder does not exist")
         cannot = f"reward model {path} is not a trained classifier that can be loaded"
         model = read_weights(AutoModelForSequenceClassification, path, cannot, dtype=dtype)
-        with loading(cannot):
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = read_tokenizer(path, cannot)
         set_date(tokenizer, date)
         return cls(model.to(device), tokenizer)
 
