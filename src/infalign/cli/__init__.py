@@ -51,10 +51,7 @@ model, 3 invalid data, 4 unfinished (rerun to resume), 130 SIGINT, 143 SIGTERM,
 COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and how their help ends
     "Run a recipe": {run.run: None, run.status: run.STATUS_EPILOGUE},
     "Write your own recipe": {recipes.init: recipes.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
-    "Use an aligned policy": {
-        serving.generate: serving.GENERATE_EPILOGUE,
-        serving.serve: serving.SERVE_EPILOGUE,
-    },
+    "Use an aligned policy": {serving.generate: serving.GENERATE_EPILOGUE, serving.serve: serving.SERVE_EPILOGUE},
     "Plan a run with theory": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
     "Measure tables of rewards": {
         win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE,

@@ -119,8 +119,7 @@ Exit codes: 0 if all is done, 4 if not. Only reads; safe during a run.
 
 def status(
     run: Annotated[
-        str,
-        Parameter(help="A run directory or a recipe; the directory takes precedence.", completer=recipes_and_runs),
+        str, Parameter(help="A run directory or a recipe; the directory takes precedence.", completer=recipes_and_runs)
     ],
     /,
     *,

@@ -142,6 +142,7 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
     """Return the prompts of the command line, of a file, or of standard input, with the other columns as JSON."""
     from infalign.data.examples import parse_prompt
     from infalign.data.files import READERS, read_rows
+    from infalign.data.lines import lines
 
     if prompts is not None and path is not None:
         raise ConfigError("give --prompt or --input, not both")
@@ -150,7 +151,14 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
     elif path is not None and path.name.endswith(tuple(READERS)):
         rows = read_rows(path)
     else:
-        rows = [(where, {"prompt": line.strip()}) for where, line in _lines(path) if line.strip()]
+        if path is None and sys.stdin.isatty():
+            print("Prompts, one per line; end with Ctrl-D:", file=sys.stderr)
+        try:
+            with BytesIO(sys.stdin.buffer.read()) if path is None else path.open("rb") as file:
+                written = lines(file, path or Path("standard input"))
+                rows = [(where, {"prompt": line.strip()}) for where, line in written if line.strip()]
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
     found = []
     for where, row in rows:
         others = {name: value for name, value in row.items() if name != "prompt"}
@@ -158,19 +166,6 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
     if not found:
         raise DataError(f"{path or 'standard input'} has no prompts; write one per line")
     return found
-
-
-def _lines(path: Path | None) -> list[tuple[str, str]]:
-    """Return the lines of a text or of standard input with their places."""
-    from infalign.data.lines import lines
-
-    if path is None and sys.stdin.isatty():
-        print("Prompts, one per line; end with Ctrl-D:", file=sys.stderr)
-    try:
-        with BytesIO(sys.stdin.buffer.read()) if path is None else path.open("rb") as file:
-            return [*lines(file, path or Path("standard input"))]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:

@@ -183,10 +183,7 @@ def save(figure: Any, path: Path, *, salt: str = "infalign", stamped: bool = Fal
 
     from infalign.core.storage import atomic_path  # which imports NumPy
 
-    absent = {
-        ".png": ["Software"],
-        ".svg": ["Creator", "Date", "Format", "Type"],
-    }
+    absent = {".png": ["Software"], ".svg": ["Creator", "Date", "Format", "Type"]}
     metadata = {} if stamped else dict.fromkeys(absent[path.suffix])
     with matplotlib.rc_context({"svg.hashsalt": salt}), atomic_path(path) as temporary:
         figure.savefig(temporary, metadata=metadata)

@@ -94,11 +94,7 @@ def scored_logits(
     kept = (targets != IGNORED).any(0).nonzero().squeeze(-1)
     positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # without them padding on the left would shift positions
     logits = model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=positions,
-        logits_to_keep=kept,
-        use_cache=False,
+        input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, logits_to_keep=kept, use_cache=False
     ).logits
     if logits.shape[1] != len(kept):
         raise ConfigError(f"{type(model).__name__} ignores logits_to_keep; use a causal language model of transformers")

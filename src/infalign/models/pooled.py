@@ -30,11 +30,7 @@ class PooledConfig(PreTrainedConfig):
     model_type = "infalign-pooled"
 
     def __init__(
-        self,
-        base: dict[str, Any] | None = None,
-        layers: Sequence[int] = (),
-        opening: Sequence[int] = (),
-        **more: Any,
+        self, base: dict[str, Any] | None = None, layers: Sequence[int] = (), opening: Sequence[int] = (), **more: Any
     ) -> None:
         self.base, self.layers, self.opening = base or {}, list(layers), list(opening)
         super().__init__(**{"num_labels": 1} | more)

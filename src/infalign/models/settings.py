@@ -129,8 +129,7 @@ class Compute(Settings):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="of models that sample, score or are evaluated; for training see fit.bf16",
+        "float32", description="of models that sample, score or are evaluated; for training see fit.bf16"
     )
     processes: Annotated[int, Field(ge=1, le=1024)] = Field(
         1, description="worker processes: for rollouts, and for models trained side by side (CPU)"

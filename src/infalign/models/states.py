@@ -43,11 +43,7 @@ class StateFolder:
 
 
 def write_states(
-    model: Any,
-    folder: StateFolder,
-    prompts: TokenIds,
-    responses: TokenIds,
-    on_progress: OnProgress,
+    model: Any, folder: StateFolder, prompts: TokenIds, responses: TokenIds, on_progress: OnProgress
 ) -> None:
     """Write the states of a causal language model for prompts and their responses, K each.
 

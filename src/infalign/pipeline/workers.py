@@ -57,11 +57,7 @@ class Workers:
 
 
 def run_tasks(
-    tasks: Sequence[Task],
-    workers: Workers,
-    *,
-    display: ProgressDisplay,
-    on_done: Callable[[str, Any, float], None],
+    tasks: Sequence[Task], workers: Workers, *, display: ProgressDisplay, on_done: Callable[[str, Any, float], None]
 ) -> None:
     """Run the tasks, as many at a time as there are processes; call ``on_done(name, result, seconds)`` here after each.
 

@@ -14,7 +14,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.conversations import conversation_ids
 from infalign.models.logprobs import BATCH_TOKENS, length_batches, right_padded
-from infalign.models.pretrained import read_tokenizer, read_weights
+from infalign.models.pretrained import config_of, is_classifier, read_tokenizer, read_weights
 from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import set_date
 from infalign.rewards.base import RewardFunction
@@ -31,17 +31,13 @@ Text = tuple[int, ...]  # the token ids of a conversation with its response
 
 def check_classifier(folder: str | Path) -> None:
     """Raise ConfigError for the folder of a model that is no classifier with one output, as its configuration says."""
-    from transformers import AutoConfig
-
     from infalign.models import pooled  # noqa: F401 - so that transformers knows it
 
-    if not (Path(folder) / "config.json").is_file():  # an adapter has none
-        return
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    made = config.architectures or []
-    if not any(name.endswith("ForSequenceClassification") for name in made):
+    config = config_of(folder)
+    if not is_classifier(folder):
+        made = " ".join(config.architectures or []) or "of no architecture"
         raise ConfigError(
-            f"reward model {folder} is {' '.join(made) or 'of no architecture'}, not a sequence classifier; give it "
+            f"reward model {folder} is {made}, not a sequence classifier; give it "
             "fit or head, or train it first, for example with TRL's RewardTrainer"
         )
     _check_outputs(config, str(folder), 1)

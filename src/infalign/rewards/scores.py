@@ -97,11 +97,7 @@ def score_to(
     return rewards
 
 
-def score_shard(
-    path: Path,
-    reward: NamedReward,
-    rows: Batch,
-) -> None:
+def score_shard(path: Path, reward: NamedReward, rows: Batch) -> None:
     """Score all rows into one shard as `score_to` does, which is written whole or not at all."""
     distinct = {
         (prompt_id(prompt), text): row
