@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from functools import cache, partial
 from itertools import count, islice
 from queue import SimpleQueue
 from random import random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from infalign.core.display import printable
@@ -83,14 +83,11 @@ def api_key(variable: str | None) -> str | None:
     return key
 
 
-class Post(Protocol):
-    """Asks the server."""
+Post = Callable[[object], Awaitable["httpx2.Response"]]
+"""Asks the server by a POST of JSON, repeated with back-off while a fault `may_pass`.
 
-    async def __call__(self, body: object) -> httpx2.Response:
-        """Return the answer to a POST of ``body`` as JSON, repeated with back-off while a fault `may_pass`.
-
-        Raises PartialError if there is none in time, ConfigError if the server refuses.
-        """
+Raises PartialError if there is no answer in time, ConfigError if the server refuses.
+"""
 
 
 @dataclass(slots=True)

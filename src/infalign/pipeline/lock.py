@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from filelock import FileLock, Timeout
 from infalign.core.distributed import is_first
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.core.storage import write_text
-from infalign.pipeline.ownership import MARKER, check_run_dir, mark
+from infalign.pipeline.ownership import check_run_dir, mark
 
 LOCK, HOLDER = ".lock", "holder.json"
 
@@ -27,7 +26,7 @@ def held(root: Path) -> Iterator[None]:
 
     The operating system releases the lock of a process that died. ``holder.json`` names the holder; the file of a dead
     process is overwritten. Blocks of one process may be nested, and in a distributed run only the first process takes
-    the lock. A directory that stayed empty loses its mark again, and is removed if it was created here.
+    the lock.
 
     Raises InfalignError that names the holder, and ConfigError if the directory cannot be created or written to or,
     before anything is written, if it is no run's.
@@ -37,7 +36,6 @@ def held(root: Path) -> Iterator[None]:
         return
     lock = FileLock(root / LOCK, timeout=0, is_singleton=True)
     try:
-        made, marked = not root.exists(), False
         check_run_dir(root)
         root.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -51,7 +49,7 @@ def held(root: Path) -> Iterator[None]:
         raise ConfigError(f"cannot create the run directory {root}: {error.strerror}; change run_dir") from error
     try:
         if lock.lock_counter == 1:
-            marked = mark(root)
+            mark(root)
             about = {
                 "pid": os.getpid(),
                 "began": _began(os.getpid()),
@@ -64,10 +62,6 @@ def held(root: Path) -> Iterator[None]:
     finally:
         if lock.lock_counter == 1:
             (root / HOLDER).unlink(missing_ok=True)
-            if marked and {path.name for path in root.iterdir()} == {LOCK, MARKER}:
-                (root / MARKER).unlink()
-                if made:
-                    shutil.rmtree(root)
         lock.release()
 
 
@@ -75,14 +69,11 @@ def holder(root: Path) -> dict[str, str | int] | None:
     """Return pid, host, command and since of the process that holds a run directory, or None.
 
     A holder that crashed on this host is detected by its pid and, since pids are reused, by the start time of that
-    process where the system gives it. For a holder on another host the file is trusted. A torn file
-    names nobody.
+    process where the system gives it. For a holder on another host the file is trusted.
     """
     try:
         found: dict[str, str | int] = json.loads((root / HOLDER).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not found.keys() >= {"pid", "host", "command", "since"}:
+    except (OSError, ValueError):
         return None
     if found["host"] == socket.gethostname():
         if found.get("began") not in (None, _began(int(found["pid"]))):

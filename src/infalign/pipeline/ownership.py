@@ -34,13 +34,11 @@ def check_run_dir(root: Path) -> None:
         )
 
 
-def mark(root: Path) -> bool:
-    """Make ``root`` a run's directory, as `check_run_dir` allows, and return whether it was none before."""
+def mark(root: Path) -> None:
+    """Make ``root`` a run's directory, as `check_run_dir` allows."""
     check_run_dir(root)
-    if (root / MARKER).is_file():
-        return False
-    write_text(root / MARKER, MARKED)
-    return True
+    if not (root / MARKER).is_file():
+        write_text(root / MARKER, MARKED)
 
 
 def check_inputs(inputs: Iterable[Path], wanted: Sequence[Unit]) -> None:
