@@ -11,7 +11,7 @@ from rows import transcript
 
 from infalign.data.examples import load_examples
 from infalign.data.files import read_rows
-from infalign.data.splits import drop_groups
+from infalign.data.sources import drop_groups
 
 DATA = Path(os.environ.get("INFALIGN_DATA", Path(__file__).parents[3] / "shared" / "data"))
 OFFICIAL = ["helpful-base", "harmless-base", "helpful-online", "helpful-rejection-sampled"]

@@ -5,7 +5,7 @@ import pytest
 from rows import assistant, examples_of, user
 
 from infalign.data.examples import Example
-from infalign.data.splits import drop_groups, split_by_group
+from infalign.data.sources import drop_groups, split_by_group
 
 
 def test_no_group_is_in_two_parts():

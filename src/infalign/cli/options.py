@@ -1,13 +1,16 @@
-"""Options that several commands share, and the functions that read them."""
+"""What several commands share: options, the functions that read them, and where they write to."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
+from rich.console import Console
 
 from infalign.cli import completion
+from infalign.core.distributed import is_first
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import nearest
 from infalign.recipe.built_in import ENDINGS, built_in
@@ -67,3 +70,19 @@ def new_file(path: Path, *endings: str) -> Path:
     if not path.parent.is_dir():
         raise ConfigError(f"cannot write {path.name}: the folder {path.parent} does not exist")
     return path
+
+
+class _Piped(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError; rich would end with exit code 1 and say nothing
+
+
+def open_console(file: TextIO | None = None) -> Console:
+    """Return the console for stdout, silent in all but the first process of a distributed training."""
+    quiet = not is_first()
+    return _Piped(file=file, quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
+
+
+def print_json(record: Any) -> None:
+    """Print a record as JSON on stdout."""
+    print(json.dumps(record, indent=2))

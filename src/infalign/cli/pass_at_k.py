@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import WHOLE, AsJson, new_file
-from infalign.cli.output import open_console, print_json
+from infalign.cli.options import WHOLE, AsJson, new_file, open_console, print_json
 from infalign.core.errors import ConfigError
 
 PASS_AT_K_EPILOGUE = """\
@@ -64,7 +63,10 @@ def pass_at_k(
     choices = [choice.partition("=")[::2] for choice in columns.split(",") if choice]
     if len(chosen := dict(choices)) < len(choices):
         raise ConfigError(f"--columns names a role twice: {columns}; several columns are a pattern, reward=sample_*")
-    budgets = [] if worth is None else _budgets(worth)
+    try:
+        budgets = sorted({float(kl) for kl in worth.split(",")}) if worth is not None else []
+    except ValueError as error:
+        raise ConfigError(f"--worth takes KL budgets such as 0.05,0.1; found {worth!r}") from error
     reading = Reading(chosen, [name for name in (by, cluster) if name], missing)
     functions = "infalign.rewards.function"  # which takes time to import
     checker = None if check is None else import_module(functions).import_function(check)
@@ -85,10 +87,3 @@ def pass_at_k(
         print_json(found)
     else:
         print_measured(found, open_console())
-
-
-def _budgets(text: str) -> list[float]:
-    try:
-        return sorted({float(kl) for kl in text.split(",")})
-    except ValueError as error:
-        raise ConfigError(f"--worth takes KL budgets such as 0.05,0.1; found {text!r}") from error

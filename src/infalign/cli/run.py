@@ -8,8 +8,17 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infalign.cli.completion import recipes_and_runs
-from infalign.cli.options import WHOLE, AsJson, DryRun, Overrides, SkipInvalid, read_recipe, read_run_or_recipe
-from infalign.cli.output import open_console, print_json
+from infalign.cli.options import (
+    WHOLE,
+    AsJson,
+    DryRun,
+    Overrides,
+    SkipInvalid,
+    open_console,
+    print_json,
+    read_recipe,
+    read_run_or_recipe,
+)
 from infalign.core.errors import ConfigError, PartialError
 from infalign.recipe.built_in import built_in
 from infalign.steps import STAGES

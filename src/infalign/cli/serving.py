@@ -14,8 +14,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from infalign.cli.completion import runs
-from infalign.cli.options import WHOLE, Host, Port
-from infalign.cli.output import open_console
+from infalign.cli.options import WHOLE, Host, Port, open_console
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
 

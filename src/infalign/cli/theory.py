@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from infalign.cli.options import WHOLE, AsJson, BaseName, new_file
-from infalign.cli.output import open_console, print_json
+from infalign.cli.options import WHOLE, AsJson, BaseName, new_file, open_console, print_json
 from infalign.core.display import heading, percent, plain_table, printable, say
 from infalign.core.errors import ConfigError, InfalignError
 

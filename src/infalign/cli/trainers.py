@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from infalign.cli.completion import runs
-from infalign.cli.options import Host, Port
+from infalign.cli.options import Host, Port, open_console
 
 SERVE_EPILOGUE = """\
 Example:
@@ -41,7 +41,6 @@ def export(
     """Write a run's calibrated prompts for another trainer, and print how to start it."""
     import shlex
 
-    from infalign.cli.output import open_console
     from infalign.core.display import say
     from infalign.integrations.export import export as exported
 

@@ -6,8 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import WHOLE, AsJson, BaseName
-from infalign.cli.output import open_console, print_json
+from infalign.cli.options import WHOLE, AsJson, BaseName, open_console, print_json
 
 WIN_RATE_EPILOGUE = """\
 Examples:

@@ -312,7 +312,6 @@ def _conversation(row: _Row, column: str) -> Conversation:
 
 
 def _split(messages: Conversation, column: str) -> tuple[Conversation, Conversation]:
-    """Return a conversation up to the last turn of the user, and the reply to it."""
     cut = max((number for number, turn in enumerate(messages, 1) if turn["role"] == "user"), default=0)
     return messages[:cut], _replying(messages[cut:], column)
 

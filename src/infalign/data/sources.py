@@ -1,7 +1,8 @@
-"""Where rows come from, and how they are split."""
+"""Where rows come from, and how they are split: no two parts share the start of a conversation."""
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from infalign.core.settings import Count, Settings
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
 from infalign.data.hub import Hub, hub_rows
+from infalign.data.messages import digest
 from infalign.data.tasks import task_rows
 
 
@@ -109,3 +111,27 @@ def _sums_rows(n: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
     for i, e in enumerate(sums.exercises(n, seed=seed)):
         yield f"exercise {i}", {"prompt": e.prompt, "completion": e.response}
+
+
+def split_by_group(
+    examples: Iterable[Example], fractions: Mapping[str, float], *, seed: int
+) -> dict[str, list[Example]]:
+    """Return the examples of each named part, every group whole in the part that its hash and ``seed`` choose.
+
+    A group's part does not depend on the other examples, so the sizes meet ``fractions``, whose sum is 1, on average.
+    """
+    names = list(fractions)
+    bounds = list(accumulate(fractions.values()))[:-1]
+    parts: dict[str, list[Example]] = {name: [] for name in names}
+    for example in examples:
+        position = int(digest([seed, example.group])[:12], 16) / 16**12  # uniform on [0, 1), exact in a float
+        parts[names[bisect_right(bounds, position)]].append(example)
+    return parts
+
+
+def drop_groups(train: Iterable[Example], test: Iterable[Example]) -> tuple[list[Example], int]:
+    """Return the ``train`` examples whose group is not in ``test``, and how many were dropped."""
+    train = list(train)
+    groups = {example.group for example in test}
+    kept = [example for example in train if example.group not in groups]
+    return kept, len(train) - len(kept)

@@ -155,7 +155,6 @@ def _work(root: Path, unit: Unit, base: str, *, on_progress: OnProgress) -> Summ
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
-    """Return the first five numbers of a summary as one line."""
     shown = []
     for name, value in summary.items():
         if isinstance(value, dict) and "mean" in value:

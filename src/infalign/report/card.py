@@ -92,7 +92,6 @@ top-p or another temperature make another policy, with another KL and other win 
 
 
 def _on_hub(model: str | None) -> str | None:
-    """Return the hub id of a model, None for one that only this machine has."""
     return model if model is not None and is_hub_id(model) and not Path(model).exists() else None
 
 

@@ -110,7 +110,6 @@ def _embedded(path: Path, kind: str) -> str:
 def _pictures(
     evaluated: ScoredSamples, results: Numbers, made: Mapping[str, Numbers], looks: Mapping[str, Look]
 ) -> dict[str, list[Picture]]:
-    """Return the figures of each section."""
     judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
     curves = theory_curves(results, looks)
     return {

@@ -76,7 +76,6 @@ class Limited:
         return rewards[0] if VERL in given else rewards
 
     def _checked(self, given: dict[str, Any]) -> Any:
-        """Return what is found for one response."""
         if self._owner != os.getpid():  # a fork starts its own
             self._start()
         self._connection.send((given, self.seconds))

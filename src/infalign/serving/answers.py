@@ -247,7 +247,6 @@ class ServedPolicy:
         return await self.scores.done(_rows(asked, draws))
 
     def _votes(self, draws: list[Response]) -> list[float]:
-        """Return the number of the answer in each draw, NaN where there is none."""
         with user_code("the function that extracts the answer raised"):
             return [*votes(self.answer_in(draw.text) for draw in draws).tolist()]
 

@@ -218,13 +218,11 @@ def _begun(text: str, stop: str) -> int:
 
 
 async def _unknown(request: Request, _: Exception) -> Response:
-    """Return the answer at a path that there is not."""
     said = f"{shown(request.url.path)} does not exist; this server has /v1/chat/completions and /v1/models"
     return ApiError(404, said, code="unknown_url").response()
 
 
 async def _whole(events: AsyncGenerator[Piece]) -> list[Answer]:
-    """Return the answers, in the order of the choices."""
     async with aclosing(events):
         found = {event.choice: event.answer async for event in events if event.answer is not None}
     return [found[choice] for choice in sorted(found)]

@@ -128,7 +128,6 @@ def _warn_of_others(run: Run, paths: Collection[str]) -> None:
 
 
 def _local(run: Run, path: str) -> DrawSource:
-    """Return the draws of a model, or of a LoRA adapter on the reference."""
     load = partial(load_policy, device=run.recipe.compute.torch_device(), dtype=run.recipe.compute.dtype)
     if not is_adapter(path):
         return LocalDraws(*load(path), rows=MAX_DRAWS_AT_ONCE)
@@ -150,7 +149,6 @@ def _remote(url: str, model: str, vocabulary: Vocabulary, sampling: Sampling, *,
 
 
 def _other_scorer(run: Run, reward: str) -> Scorer:
-    """Return a function or a server in place of the run's reward."""
     key = REWARD_KEY_VARIABLE if REWARD_KEY_VARIABLE in os.environ else None
     is_url = reward.startswith(("http://", "https://"))
     try:

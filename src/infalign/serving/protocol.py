@@ -48,7 +48,6 @@ class _Options(BaseModel):
 
 
 def _join_parts(content: Any) -> Any:
-    """Return parts of text as one text."""
     if not isinstance(content, list):
         return content
     texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
@@ -58,7 +57,6 @@ def _join_parts(content: Any) -> Any:
 
 
 def _as_tuple(stop: Any) -> Any:
-    """Return one text, several or none as a tuple; anything else is refused as it is."""
     if stop is None or isinstance(stop, list):
         return tuple(stop or ())
     return (stop,) if isinstance(stop, str) else stop

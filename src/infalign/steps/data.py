@@ -14,8 +14,7 @@ from infalign.core.storage import remove, write_table, write_text, writing
 from infalign.core.user_code import import_function
 from infalign.data.examples import Example, to_table
 from infalign.data.messages import to_text
-from infalign.data.sources import Data, read_examples
-from infalign.data.splits import drop_groups, split_by_group
+from infalign.data.sources import Data, drop_groups, read_examples, split_by_group
 from infalign.method.by_name import GIVEN
 from infalign.models.conversations import find_refused, marked_text, prompt_ids_or_errors, spells_control, training_ids
 from infalign.models.settings import PolicyModel
