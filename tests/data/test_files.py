@@ -13,6 +13,7 @@ import pytest
 from rows import assistant, comparison, user, write_gzip
 
 from infalign.core.errors import DataError
+from infalign.data import lines
 from infalign.data.examples import load_examples
 from infalign.data.files import read_rows
 
@@ -74,6 +75,35 @@ def test_an_empty_cell_of_csv_is_null(tmp_path):
     (tmp_path / "rows.csv").write_text('prompt,chosen,rejected,completion\nHi,Yes,No,\nHo,,"",Yes\n')
     examples, _ = load_examples(read_rows(tmp_path / "rows.csv"))
     assert [(e.rejected is None, dict(e.columns)) for e in examples] == [(False, {}), (True, {})]
+
+
+MANY = 3_500
+SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * MANY, pa.int32()), ["x" * 1_000_000])
+BOMBS = {  # a table, and how it is written
+    "a text": ({"prompt": SHARED}, {}),
+    "a text in messages": ({"messages": pa.ListArray.from_arrays(pa.array(range(MANY + 1), pa.int32()),
+        pa.StructArray.from_arrays([SHARED], ["content"]))}, {}),
+    "a text in maps": ({"n": pa.MapArray.from_arrays(pa.array(range(MANY + 1), pa.int32()), SHARED, SHARED)}, {}),
+    "texts that begin alike": ({"prompt": ["x" * 4_000_000] * 40}, {
+        "use_dictionary": False, "column_encoding": {"prompt": "DELTA_BYTE_ARRAY"}}),
+    "bytes of one length": ({"prompt": pa.array([b"x" * 1_000_000] * 200, pa.binary(1_000_000))}, {}),
+    "numbers": ({"n": pa.nulls(40_000_000, pa.int8())}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "texts that begin alike")) for name in BOMBS]
+)
+def test_a_small_parquet_file_does_not_fill_the_memory(tmp_path, name):
+    """What stands for many equal values is measured before it is written out, wherever it is in a row."""
+    columns, options = BOMBS[name]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table(columns), path, compression="zstd", store_schema=False, **options)
+    assert path.stat().st_size < 100_000
+    before = pa.total_allocated_bytes()
+    with pytest.raises(DataError, match=r"rows.parquet has [\d,]+ bytes and expands to more than 134,217,728"):
+        next(read_rows(path))
+    assert pa.total_allocated_bytes() - before < 2**20
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])
@@ -160,6 +190,15 @@ def test_a_bad_file_is_named(tmp_path, name, content, message):
     with pytest.raises(DataError, match=message) as caught:
         list(read_rows(path))
     assert str(path) in str(caught.value)
+
+
+def test_a_line_without_an_end_is_not_read_whole(tmp_path, monkeypatch):
+    """A file that unpacks to one endless line is refused at the limit of a line, however big it is."""
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": 1}\n' + b" " * 2000))
+    with pytest.raises(DataError, match="line 2: longer than 1,000 bytes"):
+        list(read_rows(path))
 
 
 @pytest.mark.parametrize(

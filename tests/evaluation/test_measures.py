@@ -328,7 +328,7 @@ def test_pass_at_k_is_imported_without_what_it_does_not_use() -> None:
 
 
 def test_a_table_that_a_dictionary_shrinks_is_read(tmp_path: Path) -> None:
-    """Texts are numbers to it, so long names of a million rows are cheap; to find that it is no log costs nothing."""
+    """Texts are numbers to it, so long names of a million rows are no bomb; to find that it is no log costs nothing."""
     prompts = pa.DictionaryArray.from_arrays(np.arange(1_500_000, dtype=np.int32) // 750_000, ["p" * 100, "q" * 100])
     pq.write_table(pa.table({"prompt_id": prompts, "reward": np.ones(1_500_000, np.int8)}), tmp_path / "t.parquet")
     table = read_rewards(tmp_path / "t.parquet")

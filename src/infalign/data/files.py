@@ -25,8 +25,8 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     frames do. Lines end at ``\\n`` only, so a U+2028 inside a text is text.
 
     Raises DataError for a file that is missing, empty, damaged or of another kind, and for a line that is not UTF-8, is
-    not a JSON object, or has not the CSV's cells (each of at most 128 KiB). These are faults of the file, which may
-    have lost other rows too, so `load_examples` never skips them.
+    not a JSON object, has not the CSV's cells (each of at most 128 KiB), or is over 64 MiB. These are faults of the
+    file, which may have lost other rows too, so `load_examples` never skips them.
     """
     path = Path(path)
     read = next((read for ending, read in READERS.items() if path.name.endswith(ending)), None)

@@ -1,19 +1,15 @@
 """JSON lines, or one JSON list of rows; plain or compressed."""
 
-import bz2
-import gzip
 import json
-import lzma
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from infalign.core.errors import DataError
+from infalign.data.expansion import COMPRESSED, check_expansion
 from infalign.data.lines import lines, reject_duplicate_keys
 from infalign.data.messages import describe_type
 
-COMPRESSED: Mapping[str, Any] = MappingProxyType({".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile})
 ENDINGS = tuple(f"{name}{packed}" for name in (".jsonl", ".json") for packed in ("", *COMPRESSED))
 
 
@@ -22,6 +18,7 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     listed: list[str] | None = None
     with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
         for number, (where, line) in enumerate(lines(file, path)):
+            check_expansion(path, file.tell())
             if number == 0 and ".json" in path.suffixes and line.lstrip().startswith("["):
                 listed = []
             if listed is not None:

@@ -2,17 +2,28 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 from infalign.core.errors import DataError
 
+MAX_LINE_BYTES = 2**26  # bytes
+MAX_BLANK_LINES = 1_000_000  # blank lines, where others are less than a tenth of them
+
 
 def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each line of a binary file, split at line feeds only, with its place, as text."""
-    for number, line in enumerate(file, 1):
+    """Yield each line of a binary file with its place, as text."""
+    # A binary file splits at \n only; a decompression bomb may have no \n at all, or nothing else.
+    blank = 0
+    for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), 1):
         where = f"{path} line {number}"
+        blank += line.isspace()
+        if blank > MAX_BLANK_LINES and blank > 0.9 * number:
+            raise DataError(f"{where}: {blank:,} blank lines up to here; remove blank lines from the file")
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"{where}: longer than {MAX_LINE_BYTES:,} bytes; put one row per line, or shorten it")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.spelling import listed_names
+from infalign.data.expansion import check_expansion
 from infalign.data.files import read_rows
 from infalign.evaluation.reward_tables import Labels, RewardTable
 from infalign.method.calibration import Array, as_rewards, not_a_number
@@ -97,7 +98,9 @@ def read_reward_table(path: str | Path, reading: Reading | None = None) -> Rewar
 
 def _read_columns(path: Path, reading: Reading) -> RewardTable:
     """Return the rewards of a Parquet file whose columns are as they should be. Raises ValueError for others."""
-    names = pq.read_schema(path).names
+    about = pq.read_metadata(path)
+    check_expansion(path, 4 * about.num_rows)  # texts are read as numbers, one for each that differs
+    names = about.schema.to_arrow_schema().names
     roles, notes = reading.roles(names)
     used = {role: columns[0] for role, columns in roles.items() if columns}
     if any(len(columns) > 1 for columns in roles.values()) or not {"prompt", "reward"} <= set(used):
