@@ -163,10 +163,28 @@ def test_ctrl_c_while_a_worker_starts_is_left_to_this_process() -> None:
         thread.join()
 
 
-def go_on(folder: Path, *, on_progress: OnProgress) -> None:
-    """Go on for ever, and tidy up."""
+class SlowToHash:
+    """A function for a data set whose fingerprint takes a while."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        (self.folder / "hashing").touch()
+        time.sleep(1.0)
+        return SlowToHash, (self.folder,)
+
+    def __call__(self, row: dict[str, int]) -> dict[str, int]:
+        """Return the row."""
+        return row
+
+
+def map_rows(folder: Path, *, on_progress: OnProgress) -> None:
+    """Map the rows of a data set, as trainers do, go on for ever, and tidy up."""
+    from datasets import Dataset
+
     try:
-        (folder / "begun").touch()
+        Dataset.from_list([{"number": 1}]).map(SlowToHash(folder))
         while True:
             time.sleep(0.01)
     finally:
@@ -183,9 +201,9 @@ def fail_after(file: Path, *, on_progress: OnProgress) -> None:
 def test_a_worker_is_stopped_and_says_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It tidies up, and the failure of the other one is what is raised."""
+    """Also while a library swallows every exception, as the fingerprint of a data set does."""
     monkeypatch.setattr("infalign.pipeline.workers.STOP_WITHIN", 600.0)
-    work = [job("endless", go_on, tmp_path), job("fail", fail_after, tmp_path / "begun")]
+    work = [job("endless", map_rows, tmp_path), job("fail", fail_after, tmp_path / "hashing")]
     with pytest.raises(ConfigError, match="over"):
         run(work, 2, Console(file=io.StringIO()))
     assert (tmp_path / "tidied").exists()

@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from infalign.cli import pass_at_k, recipes, run, serving, theory, trainers, win_rate
 from infalign.core.display import printable
 from infalign.core.errors import InfalignError, StoppedError
+from infalign.core.signals import raise_outside
 
 __all__ = ["app", "main"]
 
@@ -122,16 +123,16 @@ def main() -> None:
         _fail(f"unexpected {type(error).__name__}: {text}; rerun with --debug to see where", 1)
 
 
-def _stop(number: int, _: FrameType | None) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     """Raise, so that `main` ends in one sentence; exit at once on a second signal. Workers end with this process."""
     for second in (signal.SIGINT, signal.SIGTERM):
         signal.signal(second, _stop_at_once)
     if sys.stderr is not None and sys.stderr.isatty():  # workers take seconds to end
         os.write(sys.stderr.fileno(), b"\ninfalign: stopping; once more stops at once\n")
-    hanging = threading.Timer(STOP_WITHIN, _stop_at_once, (number, None))  # in a library that catches everything, say
+    hanging = threading.Timer(STOP_WITHIN, _stop_at_once, (number, frame))  # in a thread of a user's code, say
     hanging.daemon = True
     hanging.start()
-    raise KeyboardInterrupt if number == signal.SIGINT else StoppedError
+    raise_outside(KeyboardInterrupt if number == signal.SIGINT else StoppedError, frame)
 
 
 def _stop_at_once(number: int, _: FrameType | None) -> NoReturn:

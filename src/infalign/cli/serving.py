@@ -17,6 +17,7 @@ from infalign.cli.completion import runs
 from infalign.cli.options import WHOLE, Host, Port, open_console
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
+from infalign.core.signals import end_after_signal
 
 if TYPE_CHECKING:
     from infalign.data.messages import Message
@@ -92,6 +93,7 @@ def generate(
     from infalign.serving.policy import finding_answers, open_policy
 
     prepare_process(None)
+    end_after_signal()  # which a reward or the search for an answer may keep from being seen
     questions = _questions(prompt, input_)
     out = sys.stdout
     with redirect_stdout(sys.stderr):  # what a user's code prints is no answer

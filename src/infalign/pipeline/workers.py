@@ -16,11 +16,13 @@ from importlib import import_module
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 from infalign.core.errors import ConfigError, InfalignError, StoppedError
 from infalign.core.memory import out_of_memory, trim_heap
 from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.signals import raise_outside
 
 REPORT_EVERY = 0.2  # seconds between progress reports of a worker
 STOP_WITHIN = 10.0  # seconds until a worker that does not stop is killed
@@ -219,14 +221,14 @@ def _work(connection: Connection, workers: Workers) -> None:
             send("failed", kind, str(error), "".join(traceback.format_exception(error)))
 
 
-def _stop(*_: object) -> None:
+def _stop(_: int, frame: FrameType | None) -> None:
     """Raise, so that `finally` blocks run, even if both the parent and `_stop_with_parent` signal this process.
 
     It says no more: where C++ calls Python, or threads of C++ are left at the end, the exception aborts the process.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    raise StoppedError
+    raise_outside(StoppedError, frame)
 
 
 def _stop_with_parent() -> None:

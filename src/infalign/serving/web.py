@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
 from infalign.core.http import api_key
+from infalign.core.signals import end_after_signal
 from infalign.data.lines import reject_duplicate_keys
 
 if TYPE_CHECKING:
@@ -92,5 +93,6 @@ def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) 
         stop(*signal)
 
     server.handle_exit = handle_exit
+    end_after_signal(grace + 2 * EXIT_SECONDS)  # where code in C holds the interpreter
     with suppress(KeyboardInterrupt, StoppedError):
         server.run()
