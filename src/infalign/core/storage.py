@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,11 +40,6 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def is_temporary(path: Path) -> bool:
-    """Return whether a path is a temporary one of `atomic_path`, which a killed process leaves."""
-    return re.match(r"\.[0-9a-f]{32}-", path.name) is not None
 
 
 @contextmanager

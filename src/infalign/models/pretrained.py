@@ -182,17 +182,13 @@ def loading(cannot: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
-        raise ConfigError(f"{cannot}: {why_unloadable(error)}") from error
-
-
-def why_unloadable(error: Exception) -> str:
-    """Return in one line why transformers cannot load a model, and where it is clear, what to do about it."""
-    said = " ".join(str(error).split())
-    if "trust_remote_code" in said:
-        return "it needs code of its own, which is never run; choose a model that transformers supports directly"
-    if "named model.safetensors" in said:
-        return "it has no model.safetensors; weights in pickle files can run code and are never read"
-    return f"{type(error).__name__}: {said[:300]}"
+        said = " ".join(str(error).split())
+        why = f"{type(error).__name__}: {said[:300]}"
+        if "trust_remote_code" in said:
+            why = "it needs code of its own, which is never run; choose a model that transformers supports directly"
+        elif "named model.safetensors" in said:
+            why = "it has no model.safetensors; weights in pickle files can run code and are never read"
+        raise ConfigError(f"{cannot}: {why}") from error
 
 
 def check_reachable(model: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from infalign.core.errors import ConfigError
-from infalign.core.storage import is_temporary, write_text
+from infalign.core.storage import write_text
 from infalign.pipeline.records import record_path, records, started_path
 from infalign.pipeline.units import Unit
 
@@ -83,11 +83,6 @@ def _foreign_files(unit: Unit, root: Path) -> list[Path]:
 
 
 def _files(place: Path) -> list[Path]:
-    """Return the files in a place, without those that a killed process, a desktop or a network file system left."""
+    """Return the files in a place, without hidden ones, which killed processes, desktops and file systems leave."""
     found = place.rglob("*") if place.is_dir() else [place]
-    return sorted(
-        path
-        for path in found
-        if (path.is_file() or path.is_symlink())
-        and not (is_temporary(path) or path.name == ".DS_Store" or path.name.startswith(".nfs"))
-    )
+    return sorted(path for path in found if (path.is_file() or path.is_symlink()) and not path.name.startswith("."))

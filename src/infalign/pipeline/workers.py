@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -90,7 +90,7 @@ def run_tasks(
             done(name, *call(by_name[name], on_progress, workers.threads_of(by_name[name])))
             order.done(name)
         return
-    with _Pool(workers) as pool:
+    with closing(_Pool(workers)) as pool:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=position)
             while ready and len(pool.busy) < workers.processes:
@@ -109,7 +109,7 @@ def run_tasks(
 
 
 class _Pool:
-    """Worker processes, started when they are needed and stopped, busy or not, when the ``with`` block ends.
+    """Worker processes, started when they are needed and stopped, busy or not, when it is closed.
 
     Each worker has its own pipe and shares nothing: no semaphore can leak, and a closed pipe tells which worker died.
     """
@@ -119,10 +119,7 @@ class _Pool:
         self._processes: dict[Connection, BaseProcess] = {}
         self.busy: dict[Connection, str] = {}
 
-    def __enter__(self) -> "_Pool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for process in self._processes.values():
             process.terminate()
         deadline = time.monotonic() + STOP_WITHIN

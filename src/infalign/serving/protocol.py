@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fai
 from starlette.responses import JSONResponse, Response
 
 from infalign.core.errors import DataError, InfalignError, PartialError
-from infalign.core.settings import shown
+from infalign.core.settings import Count, shown
 from infalign.serving.answers import Answer, RefusedError
 from infalign.serving.web import TooLargeError, read_json
 
@@ -39,7 +39,6 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "tool_choice": "none",
 }
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Count = Annotated[int, Field(ge=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
 
