@@ -271,3 +271,16 @@ def test_who_stops_a_run_at_a_terminal_is_told_at_once(tmp_path: Path) -> None:
     assert first == "infalign: stopping; once more stops at once"
     assert "interrupted; rerun the same command to resume" in then
     os.close(terminal)
+
+
+def test_what_others_print_is_not_in_the_output() -> None:
+    """Whether Python, C or another process prints it, it goes to stderr; afterwards stdout is stdout again."""
+    program = (
+        "import os; from infalign.cli.options import own_stdout\n"
+        "with own_stdout() as out:\n"
+        "    print('python'); os.write(1, b'C\\n'); os.system('echo shell'); print('answer', file=out)\n"
+        "print('after')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "answer\nafter\n"
+    assert sorted(ended.stderr.split()) == ["C", "python", "shell"]

@@ -1,7 +1,8 @@
-"""Servers that answer by the byte, and never to an end."""
+"""Servers that answer by the byte: never to an end, larger than they look, in words that no server may choose."""
 
 import socket
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from unittest.mock import patch
@@ -67,6 +68,12 @@ def asked(lab: Lab, begin: bytes, forever: bytes = b"") -> Seen:
     return seen
 
 
+def body_of(content: bytes, *header: bytes, head: bytes = OK) -> bytes:
+    """Return an answer with a body."""
+    lines = [head.strip(), *header, b"Content-Length: %d" % len(content)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + content
+
+
 @fault(
     PartialError.exit_code,
     {
@@ -85,6 +92,27 @@ def asked(lab: Lab, begin: bytes, forever: bytes = b"") -> Seen:
 def broken(lab: Lab, begin: bytes, forever: bytes = b"") -> Seen:
     """A server's answer is no HTTP, broken off, or without end → Soon: what broke; start the server and rerun."""
     return asked(lab, begin, forever)
+
+
+def deflated(size: int) -> bytes:
+    """Return an answer in gzip that has ``size`` bytes of blanks."""
+    packer = zlib.compressobj(9, wbits=31)
+    return body_of(packer.compress(b" " * size) + packer.flush(), b"Content-Encoding: gzip")
+
+
+@fault(
+    2,
+    {
+        "0.4 MB that are 400": deflated(400_000_000),
+        "no character set": body_of(
+            b"\xffno\x1b", b"Content-Type: text/plain; charset=zlib_codec", head=b"HTTP/1.1 400 No"
+        ),
+    },
+    brief=True,
+)
+def unusable(lab: Lab, begin: bytes) -> Seen:
+    """A server's answer expands a thousandfold, or has no character set → Size or answer, printable."""
+    return asked(lab, begin)
 
 
 @fault(PartialError.exit_code, {"server": False, "proxy": True}, brief=True)

@@ -1,7 +1,10 @@
 """What several commands share: options, the functions that read them, and where they write to."""
 
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -81,6 +84,22 @@ def open_console(file: TextIO | None = None) -> Console:
     """Return the console for stdout, silent in all but the first process of a distributed training."""
     quiet = not is_first()
     return _Piped(file=file, quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
+
+
+@contextmanager
+def own_stdout() -> Iterator[TextIO]:
+    """Yield stdout; what others print meanwhile, a user's code, C or processes that are started, goes to stderr."""
+    whole = sys.__stdout__
+    if whole is None or whole is not sys.stdout or sys.stderr is None:  # closed, or redirected
+        yield sys.stdout
+        return
+    with os.fdopen(os.dup(1), "w", encoding=whole.encoding, errors="replace") as own:
+        os.dup2(2, 1)
+        try:
+            with redirect_stdout(sys.stderr):
+                yield own
+        finally:
+            os.dup2(own.fileno(), 1)
 
 
 def print_json(record: Any) -> None:

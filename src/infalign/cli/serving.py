@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import redirect_stdout
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
@@ -14,7 +13,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from infalign.cli.completion import runs
-from infalign.cli.options import WHOLE, Host, Port, open_console
+from infalign.cli.options import WHOLE, Host, Port, open_console, own_stdout
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.signals import end_after_signal
@@ -95,8 +94,7 @@ def generate(
     prepare_process(None)
     end_after_signal()  # which a reward or the search for an answer may keep from being seen
     questions = _questions(prompt, input_)
-    out = sys.stdout
-    with redirect_stdout(sys.stderr):  # what a user's code prints is no answer
+    with own_stdout() as out:
         served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
         served = finding_answers(served, answer)
         several, console = len(questions) > 1, open_console(out)

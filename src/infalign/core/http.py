@@ -7,15 +7,15 @@ import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count, islice
 from queue import SimpleQueue
 from random import random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from infalign.core.display import printable
@@ -83,11 +83,15 @@ def api_key(variable: str | None) -> str | None:
     return key
 
 
-Post = Callable[[object], Awaitable["httpx2.Response"]]
-"""Asks the server by a POST of JSON, repeated with back-off while a fault `may_pass`.
+class Post(Protocol):
+    """Asks the server."""
 
-Raises PartialError if there is no answer in time, ConfigError if the server refuses.
-"""
+    async def __call__(self, body: object, *, max_bytes: int) -> httpx2.Response:
+        """Return the answer to a POST of ``body`` as JSON, repeated with back-off while a fault `may_pass`.
+
+        The answer may have ``max_bytes``, decompressed. Raises PartialError if there is none in time, ConfigError if
+        the server refuses.
+        """
 
 
 @dataclass(slots=True)
@@ -181,14 +185,14 @@ class Server:
             verify=_tls(),
         )
 
-    async def _post(self, client: httpx2.AsyncClient, body: object) -> httpx2.Response:
+    async def _post(self, client: httpx2.AsyncClient, body: object, *, max_bytes: int) -> httpx2.Response:
         import httpx2
         from anyio import sleep
 
         failed, waits, first = 0.0, backoff(), ""
         while True:
             try:
-                answer = await self._attempt(client, body)
+                answer = await self._attempt(client, body, max_bytes)
                 self.there = True
                 return answer.raise_for_status()
             except httpx2.HTTPError as error:
@@ -225,19 +229,34 @@ class Server:
                     LOGGER.warning("%s: %s; requests wait for their turn; a lower in_flight avoids this", self.url, why)
             await sleep(wait)
 
-    async def _attempt(self, client: httpx2.AsyncClient, body: object) -> httpx2.Response:
-        """Return the answer to one attempt, whole within ``read_seconds``; httpx grants these to each part of it."""
+    async def _attempt(self, client: httpx2.AsyncClient, body: object, max_bytes: int) -> httpx2.Response:
+        """Return the answer, whole, to one attempt, which is cut off after ``read_seconds``.
+
+        httpx grants its time-outs to each part that it receives; neither dripped headers nor endless `100 Continue`
+        outlive this one.
+        """
         import httpx2
         from anyio import fail_after
 
+        request = client.build_request("POST", self.url, json=body)
+        received, said = bytearray(), "no answer"
         self.under_way += 1
         try:
             with fail_after(self.read_seconds):
-                return await client.post(self.url, json=body)
+                async with aclosing(await client.send(request, stream=True)) as answer:
+                    said = "the answer was incomplete"
+                    async for part in answer.aiter_bytes():
+                        received += part
+                        if len(received) > max_bytes:
+                            raise httpx2.DecodingError(f"more than {max_bytes:,} bytes", request=request)
         except TimeoutError as error:
-            raise httpx2.ReadTimeout(f"no whole answer within {self.read_seconds:g} s") from error
+            raise httpx2.ReadTimeout(f"{said} within {self.read_seconds:g} s", request=request) from error
         finally:
             self.under_way -= 1
+        # No other header: charset and encoding would let the server choose a codec.
+        asked = answer.headers.get("Retry-After", "")
+        headers = {"Retry-After": asked} if asked.isascii() else {}
+        return httpx2.Response(answer.status_code, headers=headers, content=bytes(received), request=request)
 
 
 @cache

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+ROW_BYTES = 1_000_000  # of an answer for each row, at most; one of a server that repeats the text takes some thousand
+
+
 @dataclass(frozen=True, slots=True)
 class RewardProtocol:
     """The body of a request for the rewards of some rows, and what its answer says of them.
@@ -137,7 +140,7 @@ class RemoteReward:
 
         async def ask(post: Post, request: _Request) -> list[float]:
             _, first, prompts, responses = request
-            answer = await post(protocol.body(prompts, responses))
+            answer = await post(protocol.body(prompts, responses), max_bytes=ROW_BYTES * (1 + len(responses)))
             name = f"{answer.url} (batch {first // protocol.rows + 1})"
             try:
                 rewards = protocol.rewards(json.loads(answer.content, object_pairs_hook=reject_duplicate_keys))

@@ -42,6 +42,7 @@ from infalign.sampling.launch import Started, serving
 IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
 SEEDS = 2**53  # below it every JSON reader keeps an integer as it is
 MIN_LOG_PROBABILITY = math.log(1e-9)  # of equal responses, below which the server does not sample
+TOKEN_BYTES = 10_000  # of an answer for each token, at most: its id, text and log-probabilities take some hundred
 SECRET_WORD = re.compile(  # an option, a variable that is set, a header
     r"(?<![\w-])(--(api[-_]?key|hf[-_]token|[a-z_-]*(password|secret))\b|\w*(key|token|secret|password)(?==)"
     r"|((proxy-)?authorization|x-api-key)(?=:))",
@@ -155,7 +156,8 @@ class ServerEngine:
             }
             if self.seeded:
                 body["seed"] = stream_key(sampling, prompt.prompt_id, missing[0]) % SEEDS
-            answer = await post(body)
+            max_bytes = TOKEN_BYTES * len(missing) * (len(prompt.token_ids) + sampling.max_new_tokens)
+            answer = await post(body, max_bytes=max_bytes)
             url = str(answer.url)
             try:
                 choices = _Completion.model_validate(answer.json()).choices
