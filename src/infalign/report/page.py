@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
-from infalign.evaluation.budget import budget_rows
+from infalign.evaluation.budget import about_budgets, budget_rows
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
@@ -61,6 +61,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     results, made = read_results(layout.root), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
     policies = {name: resolved_policy(name, recipe.policies, recipe.procedure, layout) for name in recipe.policies}
+    budgets = stored_budgets(recipe.policies, recipe.procedure, layout)
     looks = {name: Look(*look, policies[name], evaluated.law_at) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
@@ -92,8 +93,9 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         lead=(figures["pass_at_k"] + figures["kl"][len(results["judges"]) > 1 :])[:1] + figures["n"][:1],
         results_json=_embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
-        budgets=stored_budgets(recipe.policies, recipe.procedure, layout),
-        budget_rows=budget_rows,
+        budgets=budgets,
+        about_budgets=about_budgets(budgets[0]) if budgets else [],
+        budget_rows=budget_rows(budgets) if budgets else [],
         saturation=saturated(evaluated, policies),
         examples=examples(evaluated, recipe.policies),
         records=made,
