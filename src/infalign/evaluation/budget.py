@@ -136,10 +136,10 @@ def budget_rows(budgets: Sequence[Budget]) -> list[tuple[str, ...]]:
         shown = ("–" if e is None else form(e.as_dict()) for form, e in zip(forms, limits, strict=True))
         return (kl, *shown, f"{effective:.3g}")
 
-    today = first.worth and first.worth.today
+    today = first.worth.today if first.worth else None
     found = [row("0, today", first.rollouts, today, today, None)]
     for one in budgets:
-        limits = (one.worth.ordinary, one.worth.law, one.worth.difference) if one.worth else (None, None, None)
+        limits = (one.worth.ordinary, one.worth.law, one.worth.difference) if one.worth else [None] * 3
         found.append(row(f"{one.kl:.3g}", one.effective, *limits))
     return found
 

@@ -5,9 +5,10 @@ what depends on c and K, as the optimum takes (c + ½)/(K + 1) for the rate, or,
 Value and KL of that policy on new responses are functions of the rate, so luck in c is no gain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 from scipy.special import rel_entr
@@ -83,7 +84,7 @@ class _Trained:
     ) -> None:
         self.counts, self.served = counts, served
         taken = np.clip(RATES, *RATES[[1, -2]]) if known else (counts.c + 0.5) / (counts.n + 1)
-        shifts = _shifts(tuple(taken.tolist()), shaped_for)
+        shifts = _shifts(tuple(taken.tolist()), cast(Hashable, shaped_for))
         self.shifts = shifts[:, None] if known else shifts[..., None]  # (β, X, RATES), one of them of length 1
         by_rate = np.array([self._by_rate(shift) for shift in self.shifts])
         self.values, self.kls = (counts.shares @ by_rate @ counts.mixture).T  # means over prompts, by β
@@ -111,7 +112,7 @@ class _Trained:
 
 
 @lru_cache(maxsize=64)
-def _shifts(rates: tuple[float, ...], procedure: RankProcedure) -> Array:
+def _shifts(rates: tuple[float, ...], procedure: Any) -> Array:
     """Return what optima add to the log odds of a right response of a prompt with each rate, (β, rates)."""
     taken = np.array(rates)
     shares, verdicts = np.stack([1.0 - taken, taken], axis=1), np.tile([0.0, 1.0], (taken.size, 1))

@@ -38,7 +38,7 @@ from infalign.report.run_figures import (
     win_rate_by_n,
 )
 from infalign.report.scored_samples import ScoredSamples
-from infalign.report.tables import comparison_rows, shown_ks
+from infalign.report.tables import comparison_rows, differences, shown_ks
 from infalign.report.templates import html_template
 from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, verdict
 
@@ -83,6 +83,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         near=MAX_EXTRAPOLATION,
         results=results,
         spoken=SPOKEN,
+        differences=differences(results),
         looks=looks,
         findings=sentences(against),
         verdict=verdict(results),
