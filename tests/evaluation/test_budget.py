@@ -26,10 +26,6 @@ def test_what_a_budget_buys() -> None:
     assert (found.metric, found.silent, found.kl) == ("pass@2", 0.5, 0.1)
     shares = (CHECKED.sum(axis=1) + 0.5) / 5
     assert found.largest_kl == pytest.approx(-np.log(shares).mean())
-    best = optimum(CHECKED, BestOfN(2), kl=0.1, smoothed=True)
-    weights = np.exp(best.shaped_PK / found.beta)
-    weights /= ((1 - shares) * np.exp(best.shaping([0.0], CHECKED[1])[0]) + shares * weights[:, -1])[:, None]
-    assert 1 < found.heaviest < 5
     assert 3 < found.effective < 4
     assert found.worth == worth(Counts([0, 1, 2, 4], 4), "best-of-2", [0.1], known=True)[0]
     rows = budget_rows([found])

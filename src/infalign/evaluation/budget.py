@@ -29,8 +29,7 @@ class Budget:
     ``worth`` has what is served today, and by ordinary RLHF and the optimum at this KL; None for fewer rollouts than
     the procedure draws. For rewards of 0 and 1 both know every prompt's rate of right responses (`worth`), for others
     the stored rewards, as if there were no other responses. ``silent`` is the share of prompts where all rewards are
-    equal. The weights e^{g/β}/Z of a prompt's rollouts are worth ``effective`` of the K, on average, and the largest
-    of all, where 1 is usual, is ``heaviest``.
+    equal. The weights e^{g/β}/Z of a prompt's rollouts are worth ``effective`` of the K, on average.
     """
 
     metric: str
@@ -41,7 +40,6 @@ class Budget:
     kl: float
     beta: float
     effective: float
-    heaviest: float
     worth: Worth | None
 
 
@@ -60,8 +58,7 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Sequen
         weights_LK = np.exp([best.shaping.log_ratios(law_K) for law_K in laws_LK])
         effective_L = weights_LK.sum(axis=1) ** 2 / (weights_LK**2).sum(axis=1)
         effective = float(np.average(effective_L, weights=prompts_L))
-        about = (metric, prompts, rollouts, silent, best.largest_kl, kl, best.beta)
-        found.append(Budget(*about, effective, float(weights_LK.max()), limit))
+        found.append(Budget(metric, prompts, rollouts, silent, best.largest_kl, kl, best.beta, effective, limit))
     return found
 
 
