@@ -84,6 +84,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         results=results,
         spoken=SPOKEN,
         differences=differences(results),
+        right_or_wrong=evaluated.right_or_wrong,
         looks=looks,
         findings=sentences(against),
         verdict=verdict(results),
@@ -126,7 +127,7 @@ def _pictures(
         ],
         "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
         "pass_at_k": [pass_at_k(results, looks)] if "pass_at_k" in results else [],
-        "calibration": [reward_by_rank(reference_rewards(evaluated.layout))],
+        "calibration": [] if evaluated.right_or_wrong else [reward_by_rank(reference_rewards(evaluated.layout))],
         "training": [
             training_curves(
                 record["subject"] or record["kind"], record["summary"]["history"], looks.get(record["subject"])
