@@ -146,11 +146,11 @@ def about_budgets(first: Budget) -> list[str]:
     limits = f"{first.metric} cannot be estimated from {first.rollouts} rollouts per prompt; raise rollout.k."
     if first.worth and first.metric.startswith("pass"):
         limits = (
-            "Limits for a policy that knows every prompt's pass rate, estimated from the stored rollouts; a trained "
-            "policy has less."
+            "Limits for a policy that knows every prompt's pass rate, estimated from the stored rollouts; training "
+            "gets a part of it."
         )
     elif first.worth:
-        limits = "Limits on the stored rewards, as if there were no other responses; a trained policy has less."
+        limits = "Limits on the stored rewards, as if there were no other responses; training gets a part of it."
     return [
         f"{limits} Ordinary RLHF has the reward itself and spends the same mean KL; all are served the same way.",
         f"For {first.silent:.1%} of the prompts all rollouts have the same reward. At most {first.largest_kl:.3g} nats "
