@@ -40,16 +40,19 @@ def project(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.mark.slow
-def test_a_first_recipe_runs_as_the_command_says(main: Any, project: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "reward"), [("rows.jsonl", "my_reward.py:score"), ("questions.jsonl", "my_checker.py:check")]
+)
+def test_a_first_recipe_runs_as_the_command_says(main: Any, questions: Path, rows: str, reward: str) -> None:
     """From own rows, a model's folder and a reward in a file to the report, with what ``init`` says comes next."""
-    code, out, err = main("init", "--data", "rows.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")
+    code, out, err = main("init", "--data", rows, "--policy", "./model", "--reward", reward)
     assert (code, err) == (0, "")
     assert out == "Wrote recipe.yaml. Next:\n  infalign run recipe.yaml --dry-run\n  infalign run recipe.yaml\n"
     assert main("run", "recipe.yaml", "--dry-run")[0] == 0
     small = [
         "rollout={prompts: 16, k: 6, max_new_tokens: 8}",
         "evaluate={prompts: 6, samples: 8, max_n: 4}",
-        "judge.head.pairs=30",
+        *(["judge.head.pairs=30"] if rows == "rows.jsonl" else []),
         "policies.aware.fit={batch_size: 8}",
         "policies.ordinary.fit={batch_size: 8}",
         "compute={device: cpu, threads: 1}",
@@ -57,7 +60,9 @@ def test_a_first_recipe_runs_as_the_command_says(main: Any, project: Path) -> No
     ]
     code, out, err = main("run", "recipe.yaml", *(word for change in small for word in ("--set", change)))
     assert (code, err) == (0, ""), err
-    assert (project / "runs" / "recipe" / "report.html").is_file()
+    results = json.loads((questions / "runs" / "recipe" / "results.json").read_text())
+    assert ("pass_at_k" in results) == (rows == "questions.jsonl") == ("aware − ordinary, " in out)
+    assert (questions / "runs" / "recipe" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -114,17 +119,14 @@ def test_data_without_pairs_needs_a_reward_and_has_no_judge(main: Any, project: 
 
 @pytest.fixture
 def questions(project: Path) -> Path:
-    """Return the working directory with questions, a checker, others that do not fit, and a model that reads little."""
-    rows = [{"prompt": f"What is {n} + {n}?", "answer": f"{2 * n}"} for n in range(9)]
+    """Return the working directory with questions, a checker, and functions that are none."""
+    rows = [{"prompt": f"What is {n} + {n}?", "answer": f"{2 * n}"} for n in range(60)]
     Path("questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     Path("my_checker.py").write_text(
-        "def check(responses, answer):\n    assert len(responses) == 6\n"
-        "    return [said == true for said, true in zip(responses, answer)]\n"
-        "def graded(responses):\n    return [0.01 for said in responses]\n"
+        "def check(responses, answer):\n    return [len(r) % 2 == int(a) % 3 for r, a in zip(responses, answer)]\n"
+        "def graded(responses):\n    assert len(responses) == 6\n    return [0.01 for said in responses]\n"
         "def other(responses, solution):\n    return [1.0 for said in responses]\n"
     )
-    config = json.loads(Path("model/config.json").read_text())
-    Path("model/config.json").write_text(json.dumps(config | {"max_position_embeddings": 101}))
     return project
 
 
@@ -136,6 +138,8 @@ def test_questions_and_a_checker_make_a_recipe_for_pass_at_k(
     main: Any, questions: Path, policy: list[str], lengths: tuple[int, int]
 ) -> None:
     """It tries the checker, whose truth values are numbers, at once; the lengths fit the model; no word is of pairs."""
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"max_position_embeddings": 101}))
     words = ["--data", "questions.jsonl", "--reward", "my_checker.py:check", "--procedure", "best-of-32", *policy]
     assert main("init", *words)[::2] == (0, "")
     recipe, text = load_recipe("recipe.yaml"), Path("recipe.yaml").read_text()
