@@ -5,9 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.special import softmax
 
+from infalign.core.display import share
 from infalign.core.errors import DataError
-from infalign.evaluation.budget import measure_budgets, read_stored_rewards
+from infalign.evaluation.budget import budget_rows, measure_budgets, read_stored_rewards
+from infalign.evaluation.extrapolation import Counts
+from infalign.evaluation.measures import pass_at_k
+from infalign.evaluation.worth import worth
 from infalign.method.optimum import optimum
 from infalign.method.procedures import BestOfN
 
@@ -15,20 +21,38 @@ CHECKED = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]], flo
 
 
 def test_what_a_budget_buys() -> None:
-    """pass@2 today without bias and by shares, silent prompts, the most that can be spent, and the weights."""
+    """Silent prompts, the most that can be spent, the weights, and the limits of policies that know the rates."""
     (found,) = measure_budgets(CHECKED, BestOfN(2), [0.1])
-    assert (found.metric, found.silent, found.kl) == ("pass@2", 0.5, pytest.approx(0.1, abs=1e-9))
-    assert found.today == pytest.approx((0 + 1 / 2 + 5 / 6 + 1) / 4)
+    assert (found.metric, found.silent, found.kl) == ("pass@2", 0.5, 0.1)
     shares = (CHECKED.sum(axis=1) + 0.5) / 5
-    assert found.by_shares == pytest.approx((1 - (1 - shares) ** 2).mean())
     assert found.largest_kl == pytest.approx(-np.log(shares).mean())
-    best = optimum(CHECKED, BestOfN(2), kl=0.1, smoothed=True)
-    weights = np.exp(best.shaped_PK / found.beta)
-    weights /= ((1 - shares) * np.exp(best.shaping([0.0], CHECKED[1])[0]) + shares * weights[:, -1])[:, None]
-    assert found.reached == best.value > found.by_shares
-    assert 1 < found.heaviest < 5
     assert 3 < found.effective < 4
-    assert measure_budgets(CHECKED, BestOfN(8), [0.1])[0].today is None
+    assert found.worth == worth(Counts([0, 1, 2, 4], 4), "best-of-2", [0.1], known=True)[0]
+    rows = budget_rows([found])
+    assert [row[0] for row in rows] == ["0, today", "0.1"]
+    assert rows[0][1] == rows[0][2] == share(pass_at_k(CHECKED, 2).as_dict())
+    assert measure_budgets(CHECKED, BestOfN(8), [0.1])[0].worth is None
+
+
+def test_graded_rewards_are_served_as_stored() -> None:
+    """By enumeration of the laws on K rollouts that spend the KL: the reward's own tilt, and the optimum."""
+    rewards = np.array([[0.0, 0.5, 2.0], [1.0, 3.0, 3.5]])
+    (found,) = measure_budgets(rewards, BestOfN(2), [0.2])
+    assert found.worth is not None
+    pairs = [[max(row[i], row[j]) for i, j in ((0, 1), (0, 2), (1, 2))] for row in rewards]
+    assert found.worth.today.mean == pytest.approx(np.mean(pairs))
+
+    def tilted(beta: float) -> np.ndarray:
+        return softmax(rewards / beta, axis=1)
+
+    beta = brentq(lambda beta: (tilted(beta) * np.log(3 * tilted(beta))).sum(axis=1).mean() - 0.2, 0.1, 100.0)
+    best = [
+        sum(p * q * max(row[i], row[j]) for i, p in enumerate(law) for j, q in enumerate(law))
+        for row, law in zip(rewards, tilted(beta), strict=True)
+    ]
+    assert found.worth.ordinary.mean == pytest.approx(np.mean(best), abs=1e-6)
+    assert found.worth.law.mean == pytest.approx(optimum(rewards, BestOfN(2), kl=0.2, objective="reward").value)
+    assert found.worth.difference.mean > 0
 
 
 def test_pass_rates_are_rewards(tmp_path: Path) -> None:

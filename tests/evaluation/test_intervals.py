@@ -10,7 +10,7 @@ from scipy.stats import binom, multinomial
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Estimate, _times_drawn, estimate, estimate_difference, estimate_share
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import prompt_win_rates
+from infalign.evaluation.win_rates import prompt_win_rates, win_rates
 from infalign.method.procedures import BestOfN, WorstOfN
 
 
@@ -89,6 +89,21 @@ def test_values_that_hardly_differ_are_equal(prompts: int, few: int, noise: floa
     for interval in (estimate, estimate_share, estimate_difference):
         found, exact = interval(nearly), interval(equal)
         assert (found.low, found.high) == pytest.approx((exact.low, exact.high), rel=0.05, abs=2.0 * noise)
+
+
+@pytest.mark.parametrize("prompts", [24, 60])
+def test_the_intervals_of_worst_of_n_change_smoothly_with_n(prompts: int) -> None:
+    """Ever fewer prompts of a checker decide: no N has an interval that sticks out from those of its neighbors."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        rates = rng.beta(0.6, 1.4, prompts)[:, None]
+        ours, theirs = (rng.random((prompts, 32)) < rate for rate in (rates**0.8, rates))
+        ends = np.array(
+            [(e.low, e.high) for n in range(2, 32) for e in [win_rates(ours, theirs, f"worst-of-{n}", seed=seed)]]
+        )
+        inner, beside = ends[1:-1], np.stack([ends[:-2], ends[2:]])
+        assert (inner[:, 1] - beside[:, :, 1].max(axis=0)).max() < 0.006
+        assert (beside[:, :, 0].min(axis=0) - inner[:, 0]).max() < 0.006
 
 
 def test_away_from_the_end_the_interval_is_the_bootstraps() -> None:

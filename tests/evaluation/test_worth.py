@@ -9,7 +9,7 @@ from infalign.evaluation.extrapolation import RATES, Counts
 from infalign.evaluation.measures import measure
 from infalign.evaluation.worth import _Trained, worth
 from infalign.method.optimum import Optimal
-from infalign.method.procedures import BestOfN
+from infalign.method.procedures import BestOfN, Standard
 
 EDGES = np.concatenate([[0.0], (RATES[1:] + RATES[:-1]) / 2.0, [1.0]])
 
@@ -20,12 +20,17 @@ class Known(Counts):
     mixture = np.diff(beta.cdf(EDGES, 0.4, 1.6))
 
 
-@pytest.mark.parametrize(("responses", "ordinary", "law"), [(16, 0.786, 0.848), (32, 0.786, 0.864), (64, 0.786, 0.877)])
-def test_the_limits_of_a_known_law_are_those_computed_before(responses: int, ordinary: float, law: float) -> None:
-    """pass@8 at .3 nats by policies that know (c + ½)/(K + 1) of Beta(.4, 1.6), found by fixed points."""
+@pytest.mark.parametrize(
+    ("responses", "known", "ordinary", "law"),
+    [(16, False, 0.786, 0.848), (32, False, 0.786, 0.864), (64, False, 0.786, 0.877), (16, True, 0.786, 0.936)],
+)
+def test_the_limits_of_a_known_law_are_those_computed_before(
+    responses: int, known: bool, ordinary: float, law: float
+) -> None:
+    """pass@8 at .3 nats by policies that know (c + ½)/(K + 1) of Beta(.4, 1.6), or the rate, found by fixed points."""
     counts = Known([0, responses], responses)
-    for name, expected in (("standard", ordinary), ("best-of-8", law)):
-        value = _Trained(counts, name, BestOfN(8)).at(0.3)
+    for name, expected in ((Standard(), ordinary), (BestOfN(8), law)):
+        value = _Trained(counts, name, BestOfN(8), known=known).at(0.3)
         assert (value @ counts.mixture).item() == pytest.approx(expected, abs=1.1e-3)
 
 
@@ -43,18 +48,19 @@ def test_a_policy_is_the_mean_over_what_may_be_stored_of_the_optimum_on_it(rate:
         value += chance * (1.0 - (1.0 - q) ** 4)
         kl += chance * (q * np.log(q / RATES[at]) + (1.0 - q) * np.log((1.0 - q) / (1.0 - RATES[at])))
     counts = Counts([0, 5], 5)
-    trained = _Trained(counts, "best-of-4", BestOfN(4))
+    trained = _Trained(counts, BestOfN(4), BestOfN(4))
     shift = [-Optimal(BestOfN(4), 0.5)([0.0], np.sort(np.arange(5) < c).astype(float))[0] / 0.5 for c in range(6)]
-    values, spent = trained._by_rate(np.array(shift))
+    values, spent = trained._by_rate(np.array(shift)[:, None])
     assert (values[0, at], spent[0, at]) == (pytest.approx(value), pytest.approx(kl))
 
 
-def test_at_no_kl_it_is_the_unbiased_pass_rate_and_gains_nothing() -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_at_no_kl_it_is_the_unbiased_pass_rate_and_gains_nothing(known: bool) -> None:
     """For prompts with different numbers of responses."""
     correct, samples = [0, 3, 8, 1, 0, 9], [8, 8, 8, 16, 16, 16]
     rewards = [np.arange(n) < c for c, n in zip(correct, samples, strict=True)]
     today = measure(rewards, ["pass@8"])[0]
-    none = worth(Counts(correct, samples), "best-of-8", [0.0])[0]
+    none = worth(Counts(correct, samples), "best-of-8", [0.0], known=known)[0]
     for limits in (none.today, none.ordinary, none.law):
         assert limits.as_dict() == pytest.approx({name: today[name] for name in ("mean", "low", "high")})
     assert set(none.gain.as_dict().values()) | set(none.difference.as_dict().values()) == {0.0}

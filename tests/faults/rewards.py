@@ -218,7 +218,6 @@ RESULTS = {
     "whole numbers that no float tells apart": "[2**53 + i for i in range(n)]",
     "strings": "['1.5'] * n",
     "None for some": "[None] + [0.0] * (n - 1)",
-    "truth values": "[True] * n",
     "a masked number": "numpy.ma.masked_array([0.0] * n, mask=[True] + [False] * (n - 1))",
 }
 ENDS = {

@@ -40,16 +40,19 @@ def project(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.mark.slow
-def test_a_first_recipe_runs_as_the_command_says(main: Any, project: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "reward"), [("rows.jsonl", "my_reward.py:score"), ("questions.jsonl", "my_checker.py:check")]
+)
+def test_a_first_recipe_runs_as_the_command_says(main: Any, questions: Path, rows: str, reward: str) -> None:
     """From own rows, a model's folder and a reward in a file to the report, with what ``init`` says comes next."""
-    code, out, err = main("init", "--data", "rows.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")
+    code, out, err = main("init", "--data", rows, "--policy", "./model", "--reward", reward)
     assert (code, err) == (0, "")
     assert out == "Wrote recipe.yaml. Next:\n  infalign run recipe.yaml --dry-run\n  infalign run recipe.yaml\n"
     assert main("run", "recipe.yaml", "--dry-run")[0] == 0
     small = [
         "rollout={prompts: 16, k: 6, max_new_tokens: 8}",
         "evaluate={prompts: 6, samples: 8, max_n: 4}",
-        "judge.head.pairs=30",
+        *(["judge.head.pairs=30"] if rows == "rows.jsonl" else []),
         "policies.aware.fit={batch_size: 8}",
         "policies.ordinary.fit={batch_size: 8}",
         "compute={device: cpu, threads: 1}",
@@ -57,7 +60,9 @@ def test_a_first_recipe_runs_as_the_command_says(main: Any, project: Path) -> No
     ]
     code, out, err = main("run", "recipe.yaml", *(word for change in small for word in ("--set", change)))
     assert (code, err) == (0, ""), err
-    assert (project / "runs" / "recipe" / "report.html").is_file()
+    results = json.loads((questions / "runs" / "recipe" / "results.json").read_text())
+    assert ("pass_at_k" in results) == (rows == "questions.jsonl") == ("aware − ordinary, " in out)
+    assert (questions / "runs" / "recipe" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,67 @@ def test_data_without_pairs_needs_a_reward_and_has_no_judge(main: Any, project: 
     assert "told.jsonl has no preference pairs" in err
     assert main("init", "--data", "told.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")[0] == 0
     assert load_recipe("recipe.yaml").judge is None
+
+
+@pytest.fixture
+def questions(project: Path) -> Path:
+    """Return the working directory with questions, a checker, and functions that are none."""
+    rows = [{"prompt": f"What is {n} + {n}?", "answer": f"{2 * n}"} for n in range(60)]
+    Path("questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    Path("my_checker.py").write_text(
+        "def check(responses, answer):\n    return [len(r) % 2 == int(a) % 3 for r, a in zip(responses, answer)]\n"
+        "def graded(responses):\n    assert len(responses) == 6\n    return [0.01 for said in responses]\n"
+        "def other(responses, solution):\n    return [1.0 for said in responses]\n"
+    )
+    return project
+
+
+@pytest.mark.parametrize(
+    ("policy", "lengths"),
+    [(["--policy", "./model"], (50, 51)), ([], (256, 256)), (["--policy", "scratch"], (256, 48))],
+)
+def test_questions_and_a_checker_make_a_recipe_for_pass_at_k(
+    main: Any, questions: Path, policy: list[str], lengths: tuple[int, int]
+) -> None:
+    """It tries the checker, whose truth values are numbers, at once; the lengths fit the model; no word is of pairs."""
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"max_position_embeddings": 101}))
+    words = ["--data", "questions.jsonl", "--reward", "my_checker.py:check", "--procedure", "best-of-32", *policy]
+    assert main("init", *words)[::2] == (0, "")
+    recipe, text = load_recipe("recipe.yaml"), Path("recipe.yaml").read_text()
+    assert (recipe.evaluate.truth, recipe.judge, recipe.evaluate.max_n) == ("reward", None, 32)
+    assert [policy.theory.kl_budget for policy in recipe.policies.values()] == [0.1, 0.1]
+    assert recipe.policies["ordinary"].shaping.name == "raw"
+    assert "transform: optimal  " in text
+    assert (recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens) == lengths
+    assert "pass@k" in text
+    assert not any(word in text for word in ("pairs", "judge"))
+
+
+def test_a_graded_reward_has_no_pass_at_k(main: Any, questions: Path) -> None:
+    """Its recipe is the one that it was, without a truth."""
+    assert main("init", "--data", "questions.jsonl", "--reward", "my_checker.py:graded")[0] == 0
+    recipe = load_recipe("recipe.yaml")
+    assert recipe.evaluate.truth is None
+    assert recipe.policies["aware"].shaping.name.startswith("exp:")
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("my_checker.py", "--reward my_checker.py names no function; add :function, such as my_checker.py:check"),
+        ("my_checker.py:chek", "my_checker.py has no function chek"),
+        ("my_checker.py:other", "needs the column solution, which is missing in every row; there are answer"),
+    ],
+)
+def test_a_checker_that_cannot_be_called_is_named_before_anything_is_sampled(
+    main: Any, questions: Path, reward: str, said: str
+) -> None:
+    """A file without a function, a function that is not there, and a column that no row has; nothing is written."""
+    code, out, err = main("init", "--data", "questions.jsonl", "--reward", reward)
+    assert (code in (2, 3), out, err.count("\n")) == (True, "", 1)
+    assert said in err
+    assert not Path("recipe.yaml").exists()
 
 
 def test_any_file_name_makes_a_recipe(main: Any, project: Path) -> None:

@@ -28,6 +28,8 @@ def test_matched_interpolates_the_share_of_theorys_gain() -> None:
     assert matched(budgets, 0.81, gain).values == pytest.approx(0.5 + 0.75 * gain(0.81))
     assert matched(budgets, 2.5, gain).values == pytest.approx(0.5 + 0.625 * gain(2.5))
     assert [matched(budgets, kl, gain).shift for kl in (1.0, 0.81, 2.5)] == pytest.approx([0.0, 0.0, 0.0])
+    over = matched([(kl, wins - 0.3) for kl, wins in budgets], 2.5, gain, np.full(3, 0.2))  # of what begins at 0.2
+    assert over.values == pytest.approx(0.2 + 0.625 * gain(2.5))
     idle = (np.zeros(3), np.full(3, 0.48))  # a policy that learned nothing has no share of any gain
     assert matched([*budgets, idle], 0.81, gain).values == pytest.approx(0.5 + 0.75 * gain(0.81))
     assert [is_comparable((0.0, 1.0, 4.0), kl) for kl in (0.79, 0.81, 4.0, 4.5)] == [False, True, True, False]

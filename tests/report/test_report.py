@@ -248,6 +248,23 @@ def test_rewards_that_are_right_or_wrong_have_pass_at_k(tmp_path):
     assert all(share(found[name][f"{SAMPLES}"]) in terminal.getvalue() for name in right)
 
 
+def test_a_page_of_right_or_wrong_rewards_has_no_empty_columns_and_fits(tmp_path, browser):
+    """At 1,200 pixels no table scrolls; of ranks and theory, which such rewards do not have, there is nothing."""
+    recipe = make_recipe(tmp_path, policies={"aware": QRPO, "plain": RLOO}, gold=False, judge=None)
+    finish_run(tmp_path, recipe, levels=1)
+    report(recipe, tmp_path)
+    page = html_of(tmp_path)
+    text = re.sub(r"<[^>]+>", " ", page)
+    assert not any(word in text for word in (" theory ", "Theory:", "Saturation", "DKW", "same raw reward ranks"))
+    assert "At large N it falls to 50 because both then serve a right response" in text
+    show(browser, tmp_path / "report.html", 1200)
+    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    find = "return [...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth).length"
+    assert browser.execute_script(find) == 0
+    rows = [row.text for row in browser.find_elements("css selector", "tr") if "aware − plain, at" in row.text]
+    assert len(rows) == 2
+
+
 def test_a_card_names_no_folder_of_this_machine(run, tmp_path):
     """It is made to be uploaded: a reward function in a file is named without where the file lies."""
     recipe = load_recipe("demo", [f"gold.function={{infalign.world:gold: 0.5, {tmp_path}/mine.py:score: 1}}"])

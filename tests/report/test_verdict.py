@@ -183,28 +183,71 @@ def test_table_fits_the_terminal(run):
     assert path == f"Report: {run[1] / 'report.html'}"
 
 
-def checked(aware: float, ahead: float) -> dict:
-    """Numbers of a run that serves pass@2: the reference is right in 40 %, ``aware`` is ``ahead`` of it and of raw."""
-    over = {"reference": around(ahead), "raw": around(0.03)}
-    rates = {"1": around(0.3) | {"over": {"reference": around(-0.05)}}, "2": around(aware) | {"over": over}}
-    other = {"1": around(0.2), "2": around(0.4)}
-    policies = {"raw": {"kl": around(0.1)}, "aware": {"kl": around(0.2)}}
+def checked(aware: float, ahead: float, over_raw: dict | None) -> dict:
+    """Numbers of a run that serves pass@2: the reference is right in 40 %, raw in 52, ``aware`` is ``ahead`` of it."""
+
+    def rates(name: str, two: float, lead: float, other: dict | None) -> dict:
+        over = {"reference": around(lead), "raw" if name == "aware" else "aware": other}
+        one, four = (around(two) | {"over": {"reference": around(found)}} for found in (-0.05, 0.01))
+        return {"1": one, "2": around(two) | {"over": over}, "4": four}
+
+    over_aware = over_raw and over_raw | {"mean": -over_raw["mean"], "low": -over_raw["high"], "high": -over_raw["low"]}
+    reference = {k: around(0.4) for k in ("1", "2", "4")}
     return {
-        "pass_at_k": {"reference": other, "raw": other, "aware": rates},
-        "policies": policies,
+        "pass_at_k": {
+            "reference": reference,
+            "raw": rates("raw", 0.52, 0.12, over_aware),
+            "aware": rates("aware", aware, ahead, over_raw),
+        },
+        "policies": {"raw": {"kl": around(0.06)}, "aware": {"kl": around(0.02)}},
         "truth": {"served": 2},
         "confidence": 0.95,
     }
 
 
-def test_a_checkers_verdict_is_in_pass_at_k():
-    """It names the policy with the largest pass@k as served, its lead over each other, and where it is behind."""
-    first, over, by_k, _ = verdict(checked(0.5, 0.1))
-    assert first.startswith(
-        "Recommended: aware. pass@2 is 50.0% (48.0–52.0) for aware and 40.0% (38.0–42.0) for the reference, at"
+@pytest.mark.parametrize(
+    ("mean", "said"),
+    [(0.03, "+3.0 points (+1.0 to +5.0)."), (0.01, "+1.0 points (−1.0 to +3.0), not significant.")],
+)
+def test_a_checkers_verdict_is_in_pass_at_k_at_one_kl(mean, said):
+    """The policy ahead at one KL is recommended, also if the other has more for three times the KL; each k is named."""
+    first, over, by_k, _ = verdict(checked(0.5, 0.1, around(mean) | {"kl": 0.02}))
+    assert first == (
+        "Recommended: aware. pass@2 is 50.0% (48.0–52.0) for aware at 0.02 nats, and 40.0% (38.0–42.0) for the "
+        "reference."
     )
-    assert over == "It leads by +3.0 points (+1.0 to +5.0) over raw, at 0.10 nats."
-    assert by_k.startswith("Its lead over the reference is −5.0 points (−7.0 to −3.0) at pass@1, ")
-    assert by_k.endswith("It is significantly lower at k = 1.")
-    kept, _ = verdict(checked(0.5, 0.01))
-    assert kept.startswith("Recommended: keep the reference. No policy is significantly better: pass@2 is 50.0%")
+    assert over == f"At the same KL, 0.02 nats, aware − raw in pass@2: {said}"
+    assert by_k.startswith("Its lead over the reference is −5.0 points (−7.0 to −3.0) at pass@1, +10.0 points")
+    assert by_k.endswith("(−1.0 to +3.0) at pass@4; it is largest at pass@2. It is significantly lower at k = 1.")
+
+
+def test_a_checkers_verdict_does_not_rank_what_is_not_comparable():
+    """Then the largest pass@k is no recommendation; and a policy that is not ahead of the reference is none either."""
+    first, by_k, _ = verdict(checked(0.5, 0.1, None))
+    assert first.startswith("Highest pass@2: raw. pass@2 is 52.0% (50.0–54.0) for raw at 0.06 nats, and 40.0%")
+    assert first.endswith("for the reference. Not comparable with aware at 0.02 nats.")
+    assert by_k.startswith("Its lead over the reference")
+    results = checked(0.5, 0.01, None)
+    results["pass_at_k"]["raw"]["2"]["over"]["reference"] = around(0.01)
+    kept, _ = verdict(results)
+    assert kept.startswith("Recommended: keep the reference. No policy is significantly better: pass@2 is 52.0%")
+
+
+@pytest.mark.parametrize("spent", [0.55, 2.0])
+def test_every_two_policies_are_compared_in_pass_at_k_at_one_kl(tmp_path, spent):
+    """Table and results have the difference at the smaller KL, the same both ways, or that they are not comparable."""
+    recipe = make_recipe(tmp_path, policies={"aware": QRPO, "plain": RLOO}, gold=False, judge=None)
+    finish_run(tmp_path, recipe, levels=1, kl=spent)
+    results, shown = read_results(tmp_path), " ".join(printed(tmp_path, 160).split())
+    kl = results["policies"]["plain"]["kl"]["mean"]
+    for k in ("1", "2", "4"):
+        lead, other = (results["pass_at_k"][a][k]["over"][b] for a, b in (("aware", "plain"), ("plain", "aware")))
+        if spent > 1:
+            assert lead is None is other
+            continue
+        assert lead["kl"] == other["kl"] == kl
+        assert [lead["mean"], lead["low"]] == pytest.approx([-other["mean"], -other["high"]], abs=2e-3)
+        assert lead["mean"] < results["pass_at_k"]["aware"][k]["mean"] - results["pass_at_k"]["plain"][k]["mean"]
+        assert (gain(lead) in shown) == (k != "2")
+    at = f"not comparable: 2 and {kl:.2g} nats" if spent > 1 else f"at {kl:.2g} nats"
+    assert f"aware − plain, {at}" in shown

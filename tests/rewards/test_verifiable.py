@@ -82,7 +82,6 @@ def test_a_response_that_the_reference_gave_too_ties_with_it(tmp_path: Path) -> 
         ([1, 0, 1, 0, 1], r"returned 5 rewards for the 6 responses of rows 0 to 5 \(first prompt \w+\)"),
         ([1, 0, math.nan, 0, 1, 0], r"row 2 \(prompt \w+\): found nan; rewards must be finite"),
         ([1, 0, "1", 0, 1, 0], r"row 2 \(prompt \w+\): found a str; return a number for every response"),
-        ([1, 0, True, 0, 1, 0], r"row 2 \(prompt \w+\): found a bool"),
     ],
 )
 def test_what_is_no_reward_is_refused_with_its_row(tmp_path: Path, values: Sequence[object], said: str) -> None:
@@ -97,6 +96,16 @@ def test_what_is_no_reward_is_refused_with_its_row(tmp_path: Path, values: Seque
         with pytest.raises(DataError, match=said):
             score_to(tmp_path / "new", NamedReward(reward, "reward", "made"), ROWS, on_progress=lambda *_: None)
     assert [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()] == before
+
+
+def test_a_truth_value_of_a_function_is_a_number(tmp_path: Path) -> None:
+    """True is 1 and False 0, of Python and of NumPy, alone, in an array and in a sum."""
+    one = [np.True_, False, True, np.bool_(0), 1, 0.0]
+    for values in (one, np.array(one, bool)):
+        reward = ByName(lambda responses, values=values: values)
+        assert score(reward, PROMPTS, RESPONSES, name="reward").tolist() == [1, 0, 1, 0, 1, 0]
+        summed = WeightedSum(((reward, 0.5), (reward, 1.0)))
+        assert score(summed, PROMPTS, RESPONSES, name="reward").tolist() == [1.5, 0, 1.5, 0, 1.5, 0]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import micro
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from infalign.core.display import share
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table
+from infalign.evaluation.extrapolation import Counts
+from infalign.evaluation.worth import worth
 from infalign.method.optimum import optimum
 from infalign.method.procedures import BestOfN
 from infalign.models.conversations import conversation_ids, prompt_ids
@@ -97,8 +101,10 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     references = read_table(tmp_path / "run" / "calibrated.parquet")["reference_rewards"].to_pylist()
     best = optimum(references, BestOfN(4), kl=0.2, smoothed=True)
     assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == best.beta
-    assert out.index("pass@4 today") < out.index(f"\n0.2   {100 * best.value:.1f}") < out.index("train-aware")
-    assert "What a KL budget gains" in (tmp_path / "run" / "report.html").read_text()
+    counts = Counts(np.sum(references, axis=1), len(references[0]))
+    limit = share(worth(counts, "best-of-4", [0.2], known=True)[0].law.as_dict())
+    assert out.index("0, today") < out.index(limit) < out.index("train-aware")
+    assert "What a KL budget can gain" in (tmp_path / "run" / "report.html").read_text()
     redone = main("status", path, "--set", "procedure=best-of-2", "--json")[1]
     assert "train-aware" in redone
     # What was trained can be prompted by anybody: it has the template that it was trained with.

@@ -47,14 +47,17 @@ def recipes(
 
 INIT_EPILOGUE = """\
 Examples:
+  infalign init --data questions.jsonl --reward my_checker.py:check \\
+    --procedure best-of-8
   infalign init --data rows.jsonl --policy Qwen/Qwen3-0.6B --out mine.yaml
   infalign init --data trl-lib/tldr-preference --policy scratch --procedure best-of-8
   infalign init --data rows.jsonl --policy ./my-model \\
     --reward my_reward.py:score --kl-budget 0.5
 
-The recipe has the transformation that `infalign choose` recommends, learning
-rates that suit the model, and ordinary RLHF for comparison. It is checked
-before it is written; no file is overwritten.
+The recipe has the transformation that `infalign choose` recommends, or for a
+checker the optimum and pass@k, learning rates that suit the model, and ordinary
+RLHF for comparison. A reward function is tried on three rows, and the recipe
+checked, before it is written; no file is overwritten.
 """
 
 
@@ -64,13 +67,17 @@ def init(
         str,
         Parameter(help="A file, a hub id, or world.", completer=completion.rows),
     ],
-    policy: Annotated[str, Parameter(help="A model folder, a GGUF file, a hub id, or scratch.")],
+    policy: Annotated[
+        str, Parameter(help="A model folder, a GGUF file, a hub id, or scratch.")
+    ] = "Qwen/Qwen2.5-0.5B-Instruct",
     reward: Annotated[
         str | None,
         Parameter(help="my_file.py:function, a URL, or a model. Default: trained on the pairs."),
     ] = None,
     procedure: Annotated[str, Parameter(help="How the policy will be served.")] = "best-of-4",
-    kl_budget: Annotated[float, Parameter(help="KL budget, in nats per response.")] = 0.6,
+    kl_budget: Annotated[
+        float | None, Parameter(help="KL budget, in nats per response. Default: 0.6; for a checker 0.1.")
+    ] = None,
     out: Annotated[Path, Parameter(help="The file to write.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a first recipe of your own, commented and checked."""

@@ -47,8 +47,8 @@ exceeds the smallest by at most two standard errors, or by 0.1 % of 1 − W.
   infalign choose --procedure best-of-8 --kl 0.3 --stored rewards.parquet
 is for rewards that tie, such as a checker's 0 and 1. The table has one row per
 rollout (prompt_id, reward), or per prompt (pass_rate, with --rollouts). It shows
-the value served today, the value at the budget with `transform: optimal`, the
-largest KL, and the effective number of rollouts.
+the value served today, limits at the budget for ordinary RLHF and for
+`transform: optimal`, the largest KL, and the effective number of rollouts.
 """
 ProcedureName = Annotated[
     str, Parameter(help="How both policies are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ...")

@@ -1,84 +1,86 @@
-"""What a KL budget buys on stored rewards, before any policy is trained: for rewards of 0 and 1 pass@N."""
+"""The most that a KL budget can gain on stored rewards, before any policy is trained: for rewards of 0 and 1 pass@N."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 from rich.console import Console
 
-from infalign.core.display import counted, heading, number, plain_table, say
+from infalign.core.display import amount, counted, gain, heading, plain_table, ratio, say, share
 from infalign.core.errors import DataError
 from infalign.data.files import read_rows
+from infalign.evaluation.extrapolation import Counts
+from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.table_files import read_reward_table
+from infalign.evaluation.worth import Worth, worth
 from infalign.method.calibration import Array, as_rewards
 from infalign.method.optimum import optimum
-from infalign.method.procedures import BestOfN, RankProcedure, WorstOfN
-
-CAVEAT = "K rollouts estimate them only roughly, so a policy reaches less; more rollouts narrow the gap."
+from infalign.method.procedures import BestOfN, RankProcedure, Standard, WorstOfN
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the optimum for ``procedure`` reaches with ``kl`` nats, a mean over prompts with K stored rewards each.
+    """What ``kl`` nats, a mean over prompts with K stored rewards each, can gain by the optimum for a procedure.
 
-    ``today`` is what the reference serves on average, unbiased, None for fewer rollouts than the procedure draws.
-    ``by_shares`` and ``reached`` are by the shares that training takes, where there are two, (c + ½)/(K + 1).
-    ``silent`` is the share of prompts where all rewards are equal. The weights e^{g/β}/Z of a prompt's rollouts are
-    worth ``effective`` of the K, on average, and the largest of all, where 1 is usual, is ``heaviest``.
+    ``worth`` has what is served today, and by ordinary RLHF and the optimum at this KL; None for fewer rollouts than
+    the procedure draws. For rewards of 0 and 1 both know every prompt's rate of right responses (`worth`), for others
+    the stored rewards, as if there were no other responses. ``silent`` is the share of prompts where all rewards are
+    equal. The weights e^{g/β}/Z of a prompt's rollouts are worth ``effective`` of the K, on average.
     """
 
     metric: str
     prompts: int
     rollouts: int
-    today: float | None
-    by_shares: float
     silent: float
     largest_kl: float
     kl: float
     beta: float
-    reached: float
     effective: float
-    heaviest: float
+    worth: Worth | None
 
 
-def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Iterable[float]) -> list[Budget]:
+def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Sequence[float]) -> list[Budget]:
     """Return what each KL budget buys. Raises ConfigError for one that cannot be spent, with the largest that can."""
-    rewards = as_rewards(rewards_PK)
-    checked = bool(np.isin(rewards, (0.0, 1.0)).all())
+    rewards = np.sort(as_rewards(rewards_PK), axis=1)
+    prompts, rollouts = rewards.shape
     metric = f"mean reward of {procedure.name}"
-    if checked and isinstance(procedure, BestOfN | WorstOfN):
+    if np.isin(rewards, (0.0, 1.0)).all() and isinstance(procedure, BestOfN | WorstOfN):
         metric = f"pass{'@' if isinstance(procedure, BestOfN) else '^'}{procedure.n}"
-    try:
-        today = float((procedure.weights(rewards) * rewards).sum(axis=1).mean())
-    except DataError:  # fewer rollouts than it draws
-        today = None
     silent = float((np.ptp(rewards, axis=1) == 0).mean())
-
-    laws_LK, prompts_L = np.unique(np.sort(rewards, axis=1), axis=0, return_counts=True)
-
-    def at(kl: float) -> Budget:
+    laws_LK, prompts_L = np.unique(rewards, axis=0, return_counts=True)
+    found = []
+    for kl, limit in zip(kls, _limits(rewards, procedure, kls), strict=True):
         best = optimum(rewards, procedure, kl=kl, objective="reward", smoothed=True)
         weights_LK = np.exp([best.shaping.log_ratios(law_K) for law_K in laws_LK])
         effective_L = weights_LK.sum(axis=1) ** 2 / (weights_LK**2).sum(axis=1)
-        return Budget(
-            metric=metric,
-            prompts=len(rewards),
-            rollouts=rewards.shape[1],
-            today=today,
-            by_shares=best.reference_value,
-            silent=silent,
-            largest_kl=best.largest_kl,
-            kl=best.kl,
-            beta=best.beta,
-            reached=best.value,
-            effective=float(np.average(effective_L, weights=prompts_L)),
-            heaviest=float(weights_LK.max()),
-        )
+        effective = float(np.average(effective_L, weights=prompts_L))
+        found.append(Budget(metric, prompts, rollouts, silent, best.largest_kl, kl, best.beta, effective, limit))
+    return found
 
-    return [at(kl) for kl in kls]
+
+def _limits(sorted_PK: Array, procedure: RankProcedure, kls: Sequence[float]) -> Sequence[Worth | None]:
+    try:
+        today_P = (procedure.weights(sorted_PK) * sorted_PK).sum(axis=1)
+    except DataError:  # fewer rollouts than it draws
+        return [None] * len(kls)
+    if np.isin(sorted_PK, (0.0, 1.0)).all():
+        return worth(Counts(sorted_PK.sum(axis=1), sorted_PK.shape[1]), procedure, kls, known=True)
+
+    def served(shaped_for: RankProcedure, kl: float) -> Array:
+        laws_PK = optimum(sorted_PK, shaped_for, kl=kl, objective="reward").laws_PK
+        cdf = np.pad(np.minimum(laws_PK.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))
+        return np.asarray((np.diff(procedure.distortion(cdf), axis=1) * sorted_PK).sum(axis=1))
+
+    found = []
+    for kl in kls:
+        ordinary_P, law_P = served(Standard(), kl), served(procedure, kl)
+        values = (today_P, ordinary_P, law_P, law_P - today_P, law_P - ordinary_P)
+        found.append(Worth(kl, *map(estimate, values)))
+    return found
 
 
 def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
@@ -107,28 +109,50 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
 
 
 def print_budgets(budgets: Sequence[Budget], console: Console) -> None:
-    """Print a line on the rewards and a row for each budget."""
+    """Print a row for each budget, and what its numbers are."""
     first = budgets[0]
-    scale, unit, form = (100.0, ", %", ".1f") if first.metric.startswith("pass") else (1.0, "", ".3g")
-    served = "–" if first.today is None else number(scale * first.today, form)
-    about = f"{counted(first.prompts, 'prompt')} × {first.rollouts} rollouts; {first.metric} today {served}{unit[1:]}"
-    heading(console, "What the KL budget gains on these rewards", about)
-    table = plain_table("KL,\nnats", f"{first.metric}{unit}", "effective\nrollouts", "heaviest\nrollout")
-    for kl, reached, effective, heaviest in budget_rows(budgets):
-        table.add_row(f"{kl:.3g}", number(scale * reached, form), f"{effective:.3g}", f"{heaviest:.3g}")
+    about = f"{first.metric}, {counted(first.prompts, 'prompt')} × {first.rollouts} rollouts"
+    heading(console, "The most that a KL budget can gain", about)
+    unit, points = (", %", ",\npoints") if first.metric.startswith("pass") else ("", "")
+    columns = (f"ordinary\nRLHF{unit}", f"optimal{unit}", f"difference{points}", "effective\nrollouts")
+    table = plain_table("KL,\nnats", *columns)
+    for row in budget_rows(budgets):
+        table.add_row(*row)
     console.print(table)
-    if unit:
-        say(console, f"Computed from the shares (c + ½)/(K + 1) for c right of K, as in training. {CAVEAT}", wrap=True)
-    say(
-        console,
-        f"For {first.silent:.1%} of the prompts all rollouts have the same reward. At most {first.largest_kl:.3g} "
-        "nats can be spent.",
-        wrap=True,
-    )
+    for sentence in about_budgets(first):
+        say(console, sentence, wrap=True)
 
 
-def budget_rows(budgets: Sequence[Budget]) -> list[tuple[float, float, float, float]]:
-    """Return KL, what is served, effective rollouts and the heaviest one: of the reference, then of each budget."""
-    first = budgets[0]
-    reference = (0.0, first.by_shares, float(first.rollouts), 1.0)
-    return [reference, *((one.kl, one.reached, one.effective, one.heaviest) for one in budgets)]
+def budget_rows(budgets: Sequence[Budget]) -> list[tuple[str, ...]]:
+    """Return KL, what ordinary RLHF and the optimum serve, their difference, and effective rollouts; first today's."""
+    first, forms = budgets[0], (share, share, gain)
+    if not first.metric.startswith("pass"):
+        forms = (partial(amount, digits=3), partial(amount, digits=3), partial(ratio, digits=3))
+
+    def row(kl: str, effective: float, *limits: Estimate | None) -> tuple[str, ...]:
+        shown = ("–" if e is None else form(e.as_dict()) for form, e in zip(forms, limits, strict=True))
+        return (kl, *shown, f"{effective:.3g}")
+
+    today = first.worth.today if first.worth else None
+    found = [row("0, today", first.rollouts, today, today, None)]
+    for one in budgets:
+        limits = (one.worth.ordinary, one.worth.law, one.worth.difference) if one.worth else [None] * 3
+        found.append(row(f"{one.kl:.3g}", one.effective, *limits))
+    return found
+
+
+def about_budgets(first: Budget) -> list[str]:
+    """Return what the numbers are, in sentences."""
+    limits = f"{first.metric} cannot be estimated from {first.rollouts} rollouts per prompt; raise rollout.k."
+    if first.worth and first.metric.startswith("pass"):
+        limits = (
+            "Limits for a policy that knows every prompt's pass rate, estimated from the stored rollouts; training "
+            "gets a part of it."
+        )
+    elif first.worth:
+        limits = "Limits on the stored rewards, as if there were no other responses; training gets a part of it."
+    return [
+        f"{limits} Ordinary RLHF has the reward itself and spends the same mean KL; all are served the same way.",
+        f"For {first.silent:.1%} of the prompts all rollouts have the same reward. At most {first.largest_kl:.3g} nats "
+        "can be spent.",
+    ]

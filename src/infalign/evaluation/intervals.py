@@ -18,7 +18,9 @@ RESAMPLED_CONFIDENCE = 0.999  # above this, so few resamples have no quantiles
 DIGITS = 12  # of a share: what is nearer to an end, or to another share, is rounding
 NEAR_END, FEW_PROMPTS = 0.1, 8.0  # near to an end and decided by so few prompts, a mean has no bootstrap
 WEIGHTED_MEANS = 10_000  # means under random weights there
-LEAST_SPREAD = 0.1  # of a resample, relative: without the few values that differ, it says nothing of the error
+LEAST_SPREAD = (
+    0.3  # of a resample, relative: with few of those values that differ it is too small; a tenth says nothing
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,8 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
     drawn = _times_drawn(prompts, seed)
     firsts, seconds = np.vstack([drawn[rows].astype(float) @ moments for rows in chunks(RESAMPLES, prompts)]).T
     means, spreads = mean + firsts / prompts, np.sqrt(np.maximum(seconds - firsts**2 / prompts, 0.0) / (prompts - 1))
-    varied = spreads > LEAST_SPREAD * error * np.sqrt(prompts)
-    ratios = np.divide(means - mean, spreads, out=np.zeros(RESAMPLES), where=varied) * np.sqrt(prompts)
+    least = LEAST_SPREAD * error * np.sqrt(prompts) or 1.0
+    ratios = np.sqrt(prompts) * (means - mean) / np.maximum(spreads, least) * np.minimum(10.0 * spreads / least, 1.0)
     wider = t_quantile / scipy.special.ndtri(0.5 + confidence / 2.0)
     studentized = mean - wider * error * np.quantile(ratios, [0.5 + confidence / 2.0, 0.5 - confidence / 2.0])
     low, high = np.quantile(means, levels)

@@ -1,13 +1,14 @@
 """What training on stored verdicts can be worth: the served value at a KL, for ordinary RLHF and for a procedure's law.
 
 A prompt has an unknown rate of right responses; c of K are stored. Training shifts the log odds of a right response by
-what depends on c and K, as the optimum takes (c + ½)/(K + 1) for the rate. Value and KL of that policy on new responses
-are functions of the rate, so luck in c is no gain.
+what depends on c and K, as the optimum takes (c + ½)/(K + 1) for the rate, or, where a policy knows it, on the rate.
+Value and KL of that policy on new responses are functions of the rate, so luck in c is no gain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 from scipy.special import rel_entr
@@ -17,8 +18,7 @@ from infalign.evaluation.extrapolation import RATES, Counts
 from infalign.evaluation.intervals import Estimate
 from infalign.method.calibration import Array
 from infalign.method.optimum import Laws
-from infalign.method.procedures import RankProcedure, looks_at_ranks, parse_procedure
-from infalign.method.procedures.mixture import ranked
+from infalign.method.procedures import RankProcedure, Standard, as_procedure, looks_at_ranks
 
 BETAS = np.exp(np.linspace(8.0, -10.0, 49))
 
@@ -39,24 +39,32 @@ class Worth:
     difference: Estimate
 
 
-def worth(counts: Counts, procedure: str, kls: Sequence[float], *, confidence: float = 0.95) -> list[Worth]:
+def worth(
+    counts: Counts,
+    procedure: RankProcedure | str,
+    kls: Sequence[float],
+    *,
+    known: bool = False,
+    confidence: float = 0.95,
+) -> list[Worth]:
     """Return what policies trained on these verdicts could have on new responses to the prompts, at each of ``kls``.
 
     They are the optima on stored rewards, as training has them, and lose nothing; on-policy training, which sees the
-    current rate, can have more. Means are by a mixture that takes rates below 1/(2K) as 0, so they err to the low side;
-    limits hold for all rates. Raises DataError for fewer responses than the procedure draws; ConfigError
-    for a procedure that is not by rank, and a KL that is negative or not finite.
+    current rate, and policies that generalize can have more, up to those that have ``known`` the rate of every prompt.
+    Means are by a mixture that takes rates below 1/(2K) as 0, so they err to the low side; limits hold for all rates.
+    Raises DataError for fewer responses than the procedure draws; ConfigError for a procedure that is not by rank, and
+    a KL that is negative or not finite.
     """
-    served = parse_procedure(procedure)
+    served = as_procedure(procedure)
     if not looks_at_ranks(served):
-        raise ConfigError(f"what training is worth needs a procedure by rank, not {procedure}")
+        raise ConfigError(f"what training is worth needs a procedure by rank, not {served.name}")
     if not all(0.0 <= kl < np.inf for kl in kls):
         raise ConfigError(f"a KL must be finite and not negative, found {list(kls)}")
     right = [(np.arange(n) >= n - np.arange(n + 1)[:, None]).astype(float) for n in counts.sizes.tolist()]
     exact = np.concatenate([(served.weights(some) * some).sum(axis=1) for some in right])
     base = counts.of_rate(exact[:, None])
     today = counts.estimate(exact, base, confidence=confidence)
-    trained = [_Trained(counts, shaped_for, served) for shaped_for in ("standard", procedure)]
+    trained = [_Trained(counts, shaped_for, served, known=known) for shaped_for in (Standard(), served)]
     found = []
     for kl in kls:
         ordinary, law = (policies.at(kl) for policies in trained)
@@ -71,15 +79,19 @@ def worth(counts: Counts, procedure: str, kls: Sequence[float], *, confidence: f
 class _Trained:
     """Policies that training gives with the optimum's rewards for one procedure, served by another."""
 
-    def __init__(self, counts: Counts, shaped_for: str, served: RankProcedure) -> None:
+    def __init__(
+        self, counts: Counts, shaped_for: RankProcedure, served: RankProcedure, *, known: bool = False
+    ) -> None:
         self.counts, self.served = counts, served
-        self.shifts = _shifts(tuple(counts.sizes.tolist()), shaped_for)
+        taken = np.clip(RATES, *RATES[[1, -2]]) if known else (counts.c + 0.5) / (counts.n + 1)
+        shifts = _shifts(tuple(taken.tolist()), cast(Hashable, shaped_for))
+        self.shifts = shifts[:, None] if known else shifts[..., None]  # (β, X, RATES), one of them of length 1
         by_rate = np.array([self._by_rate(shift) for shift in self.shifts])
         self.values, self.kls = (counts.shares @ by_rate @ counts.mixture).T  # means over prompts, by β
 
-    def _by_rate(self, shift_X: Array) -> tuple[Array, Array]:
+    def _by_rate(self, shift_XR: Array) -> tuple[Array, Array]:
         """Return the served value and the KL by the rate: means over what may be stored."""
-        wrong = (1.0 - RATES) * np.exp(-shift_X)[:, None]
+        wrong = (1.0 - RATES) * np.exp(-shift_XR)
         q = np.divide(RATES, RATES + wrong, out=np.zeros_like(wrong), where=RATES > 0.0)
         kl = rel_entr(q, RATES) + rel_entr(1.0 - q, 1.0 - RATES)
         return self.counts.of_rate(1.0 - self.served.distortion(1.0 - q)), self.counts.of_rate(kl)
@@ -100,9 +112,9 @@ class _Trained:
 
 
 @lru_cache(maxsize=64)
-def _shifts(sizes: tuple[int, ...], procedure: str) -> Array:
-    """Return what optima add to the log odds of a right response, (β, X), from nothing on; equal for all tables."""
-    taken = np.concatenate([(np.arange(n + 1) + 0.5) / (n + 1) for n in sizes])
+def _shifts(rates: tuple[float, ...], procedure: Any) -> Array:
+    """Return what optima add to the log odds of a right response of a prompt with each rate, (β, rates)."""
+    taken = np.array(rates)
     shares, verdicts = np.stack([1.0 - taken, taken], axis=1), np.tile([0.0, 1.0], (taken.size, 1))
-    laws = Laws(shares, verdicts, verdicts, np.arange(taken.size), ranked(parse_procedure(procedure)), "reward")
+    laws = Laws(shares, verdicts, verdicts, np.arange(taken.size), procedure, "reward")
     return np.stack([0.0 * taken, *(-laws.solve(beta).g[:, 0] / beta for beta in BETAS)])

@@ -1,6 +1,9 @@
 """A first recipe: one of the two in the folder ``first``, with what the user named in its place, and checked."""
 
+import json
 import os
+import re
+from collections.abc import Sequence
 from functools import partial
 from io import StringIO
 from itertools import islice
@@ -8,18 +11,23 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import numpy as np
 from ruamel.yaml import YAML
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
 from infalign.core.user_code import is_file
-from infalign.data.examples import parse_example
+from infalign.data.examples import Example, parse_example, to_table
 from infalign.data.files import READERS, read_rows
+from infalign.data.messages import to_text
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import is_extreme, respelled, rewinds
+from infalign.models.conversion import locate_model
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of
+from infalign.rewards.base import score
+from infalign.rewards.function import function_reward
 from infalign.theory.choose import best_named
 
 FOLDER = Path(__file__).parent / "first"
@@ -27,13 +35,14 @@ LOOKED_AT = 1000  # rows of a file
 
 
 def write_first_recipe(
-    path: Path, *, data: str, policy: str, reward: str | None, procedure: str, kl_budget: float
+    path: Path, *, data: str, policy: str, reward: str | None, procedure: str, kl_budget: float | None
 ) -> list[str]:
     """Write a commented recipe to a new file and return the commands that come next.
 
     ``data`` is a file, ``world`` or a hub id; ``policy`` a model or ``scratch``; ``reward`` a function,
-    a URL or a model, None for one that learns from preference pairs. Raises ConfigError for a file that is there and
-    for what no recipe can have, DataError for data that cannot be read; nothing is written then.
+    a URL or a model, None for one that learns from preference pairs. A function that is a checker (`_is_checker`), of
+    rows without pairs, gets the recipe for pass@k. Raises ConfigError for a file that is there and for what no recipe
+    can have, DataError for data that cannot be read and a function that cannot score it; nothing is written then.
     """
     if path.exists():
         raise ConfigError(f"{path} already exists and is not overwritten; choose another --out")
@@ -41,8 +50,12 @@ def write_first_recipe(
         raise ConfigError(f"cannot write {path.name}: the folder {path.parent} does not exist")
     yaml, served, sources = YAML(), read_procedure(procedure), _sources(data)
     yaml.width = 200
-    recipe: Any = yaml.load(FOLDER / ("scratch.yaml" if policy == "scratch" else "pretrained.yaml"))
-    has_pairs = "path" not in sources["sources"][0] or _has_pairs(data)
+    template = (FOLDER / ("scratch.yaml" if policy == "scratch" else "pretrained.yaml")).read_text(encoding="utf-8")
+    recipe: Any = yaml.load(template if reward is None else re.sub("(#.*\n)+(?=reward:)", "", template))
+    is_file_name = "path" in sources["sources"][0]
+    rows = islice(read_rows(data), LOOKED_AT) if is_file_name else ()
+    examples = [parse_example(row, where) for where, row in rows]
+    has_pairs = not is_file_name or any(example.rejected is not None for example in examples)
     recipe["run_dir"], recipe["procedure"] = f"runs/{path.stem}", respelled(procedure, partial(_from, path))
     for key, value in reversed(sources.items()):
         recipe["data"].insert(0, key, value)
@@ -50,15 +63,24 @@ def write_first_recipe(
         recipe["policy"]["model"] = policy
     if not has_pairs:
         del recipe["judge"]
-    aware, evaluate = recipe["policies"]["aware"], recipe["evaluate"]
+    aware, evaluate, checked = recipe["policies"]["aware"], recipe["evaluate"], False
     if reward is not None:
         recipe["reward"].clear()
-        recipe["reward"] |= _given_reward(reward, path)
+        recipe["reward"] |= (given := _given_reward(reward, path))
+        checked = "function" in given and _is_checker(reward, examples[:3]) and not has_pairs
     elif not has_pairs:
         raise ConfigError(f"{data} has no preference pairs to train a reward on; give --reward")
     elif policy == "scratch":
         aware["guide"]["trunk"] = "reward"
-    aware["kl_budget"], aware["transform"] = kl_budget, best_named(procedure, kl_budget, recipe["rollout"]["k"])
+    if checked:
+        evaluate["truth"] = "reward"
+        recipe.yaml_add_eol_comment("the checker says what is right: the report has pass@k", "evaluate", 0)
+        recipe["rollout"] |= {} if policy == "scratch" else {"prompts": 512, "max_new_tokens": 256}
+    _fit_context(recipe, policy)
+    kl_budget = (0.1 if checked else 0.6) if kl_budget is None else kl_budget
+    ranked = best_named(procedure, kl_budget, recipe["rollout"]["k"])
+    ties = checked and ranked != "identity" and not rewinds(served)
+    aware["kl_budget"], aware["transform"] = kl_budget, "optimal" if ties else ranked
     if aware["transform"] == "identity":
         del recipe["policies"]["ordinary"]
     if is_extreme(served):
@@ -84,15 +106,29 @@ def _sources(data: str) -> dict[str, Any]:
     return {"sources": [{"path": data}]}
 
 
-def _has_pairs(file: str) -> bool:
-    examples = (parse_example(row, where) for where, row in islice(read_rows(file), LOOKED_AT))
-    return any(example.rejected is not None for example in [*examples])
+def _is_checker(function: str, examples: Sequence[Example]) -> bool:
+    """Return whether a function gives rows, asked at once for their own answer and for another, only 0 and 1."""
+    asked = [example for example in examples for _ in range(2)]
+    said = [text for e in examples for text in (to_text(e.chosen) or str(e.columns.get("answer")), "?")]
+    columns = [str(columns) for columns in to_table(asked)["columns"].to_pylist()]
+    rewards = score(function_reward(function), [[*e.prompt] for e in asked], said, columns=columns, name=function)
+    return bool(np.isin(rewards[~np.isnan(rewards)], (0.0, 1.0)).all())
+
+
+def _fit_context(recipe: Any, policy: str) -> None:
+    """Lower the lengths of a recipe to what a model in a folder reads."""
+    file, data, rollout = Path(locate_model(policy)) / "config.json", recipe["data"], recipe["rollout"]
+    context = json.loads(file.read_bytes()).get("max_position_embeddings") if file.is_file() else None
+    if context is not None and context < data["max_prompt_tokens"] + rollout["max_new_tokens"]:
+        data["max_prompt_tokens"], rollout["max_new_tokens"] = context // 2, context - context // 2
 
 
 def _given_reward(reward: str, path: Path) -> dict[str, str]:
     """Return the section ``reward`` of a recipe at ``path``, beside which a function's file is looked for."""
     if reward.startswith(("http://", "https://")):
         return {"url": reward}
+    if reward.endswith(".py"):
+        raise ConfigError(f"--reward {reward} names no function; add :function, such as {reward}:check")
     if ":" not in reward or reward.startswith("package:"):
         return {"model": reward}
     return {"function": _from(path, reward)}

@@ -110,14 +110,15 @@ class AtOneKL:
 
         return of
 
-    def matched(self, method: str, values: Mapping[str, Array], gain: Callable[[float], float]) -> Matched:
-        """Return the ``values`` (by policy) of one of ``methods`` at the common KL, interpolated along ``gain``."""
-        assert self.kl is not None
-        return matched([(self.kls[name], values[name]) for name in self.methods[method]], self.kl, gain)
+    def matched(
+        self, values: Mapping[str, Array], procedure: Served, no_gain: Array | float = 0.5
+    ) -> dict[str, Matched]:
+        """Return what each of ``methods`` has at the common KL, from the win rates or other values (P,) of each policy.
 
-    def win_rates(self, wins: Mapping[str, Array], procedure: Served) -> dict[str, Matched]:
-        """Return what each of ``methods`` wins at the common KL, from the win rates (P,) of every policy."""
-        return {method: self.matched(method, wins, self.gain(method, procedure)) for method in self.methods}
+        ``no_gain`` is what the reference has. Values rise with the KL as win rates of what ``procedure`` serves.
+        """
+        budgets = {m: [(self.kls[name], values[name]) for name in names] for m, names in self.methods.items()}
+        return {m: matched(own, self.kl or 0.0, self.gain(m, procedure), no_gain) for m, own in budgets.items()}
 
 
 def is_comparable(kls: Sequence[float], kl: float) -> bool:
@@ -133,13 +134,19 @@ def smallest_kl(kls: Sequence[float]) -> float:
     return min((kl for kl in kls if kl >= MIN_KL), default=math.inf)
 
 
-def matched(budgets: Sequence[tuple[Array, Array]], kl: float, gain: Callable[[float], float]) -> Matched:
+def matched(
+    budgets: Sequence[tuple[Array, Array]],
+    kl: float,
+    gain: Callable[[float], float],
+    no_gain: Array | float = 0.5,
+) -> Matched:
     """Return each prompt's win rate at mean KL ``kl``, where the method `is_comparable`, along its budgets.
 
-    ``budgets``: for each budget of one method its per-prompt KL and win rates. ``gain(kl)`` is the shape of the curve,
-    theory's W − 1/2 of the same transformation and procedure: what is interpolated, linearly in KL, is the share of it
-    that the method reaches, and below the first budget that share is constant. (A straight line from the base would
-    lose many points: theory's curves rise like √KL.) Policies below `MIN_KL` bracket nothing.
+    ``budgets``: for each budget of one method its per-prompt KL and win rates, or other values, which are ``no_gain``
+    for the reference. ``gain(kl)`` is the shape of the curve, theory's W − 1/2 of the same transformation and
+    procedure: what is interpolated, linearly in KL, is the share of it that the method reaches, and below the first
+    budget that share is constant. (A straight line from the base would lose many points: theory's curves rise like
+    √KL.) Policies below `MIN_KL` bracket nothing.
     """
     points = sorted(((float(np.mean(spent)), wins) for spent, wins in budgets), key=lambda point: point[0])
     points = [point for point in points if point[0] >= MIN_KL]
@@ -149,12 +156,12 @@ def matched(budgets: Sequence[tuple[Array, Array]], kl: float, gain: Callable[[f
         high, wins = points[above]
         if high == kl:
             return wins
-        share = (wins - 0.5) / shape(high)
+        share = (wins - no_gain) / shape(high)
         if above > 0:
             low, low_wins = points[above - 1]
             weight = (kl - low) / (high - low)
-            share = weight * share + (1 - weight) * (low_wins - 0.5) / shape(low)
-        return np.asarray(0.5 + share * shape(kl))
+            share = weight * share + (1 - weight) * (low_wins - no_gain) / shape(low)
+        return np.asarray(no_gain + share * shape(kl))
 
     values = along(gain)
     by_root = float(np.clip(along(lambda nats: float(np.sqrt(nats))).mean(), 0.0, 1.0))

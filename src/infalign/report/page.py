@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
-from infalign.evaluation.budget import budget_rows
+from infalign.evaluation.budget import about_budgets, budget_rows
 from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
@@ -37,7 +37,7 @@ from infalign.report.run_figures import (
     win_rate_by_n,
 )
 from infalign.report.scored_samples import ScoredSamples
-from infalign.report.tables import comparison_rows, shown_ks
+from infalign.report.tables import comparison_rows, differences, shown_ks
 from infalign.report.templates import html_template
 from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, verdict
 
@@ -60,6 +60,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     results, made = read_results(layout.root), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
     policies = {name: resolved_policy(name, recipe.policies, recipe.procedure, layout) for name in recipe.policies}
+    budgets = stored_budgets(recipe.policies, recipe.procedure, layout)
     looks = {name: Look(*look, policies[name], evaluated.law_at) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
@@ -80,6 +81,8 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         near=MAX_EXTRAPOLATION,
         results=results,
         spoken=SPOKEN,
+        differences=differences(results),
+        right_or_wrong=evaluated.right_or_wrong,
         looks=looks,
         findings=sentences(against),
         verdict=verdict(results),
@@ -90,8 +93,9 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         lead=(figures["pass_at_k"] + figures["kl"][len(results["judges"]) > 1 :])[:1] + figures["n"][:1],
         results_json=_embedded(layout.results, "application/json"),
         betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
-        budgets=stored_budgets(recipe.policies, recipe.procedure, layout),
-        budget_rows=budget_rows,
+        budgets=budgets,
+        about_budgets=about_budgets(budgets[0]) if budgets else [],
+        budget_rows=budget_rows(budgets) if budgets else [],
         saturation=saturated(evaluated, policies),
         examples=examples(evaluated, recipe.policies),
         records=made,
@@ -120,7 +124,7 @@ def _pictures(
         ],
         "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
         "pass_at_k": [pass_at_k(results, looks)] if "pass_at_k" in results else [],
-        "calibration": [reward_by_rank(reference_rewards(evaluated.layout))],
+        "calibration": [] if evaluated.right_or_wrong else [reward_by_rank(reference_rewards(evaluated.layout))],
         "training": [
             training_curves(
                 record["subject"] or record["kind"], record["summary"]["history"], looks.get(record["subject"])

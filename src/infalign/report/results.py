@@ -1,9 +1,9 @@
 """All numbers of an evaluated run with their intervals, next to theory's predictions."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import cycle
+from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array
-from infalign.method.procedures import Served, Standard
+from infalign.method.procedures import BestOfN, Served, Standard
 from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
 from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL
 from infalign.report.scored_samples import ScoredSamples
 from infalign.training.solvers.base import Solver
 
-FORMAT = 5  # of the numbers; increase it when they change their form, and they are computed anew
+FORMAT = 6  # of the numbers; increase it when they change their form, and they are computed anew
 MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
 
 
@@ -76,26 +76,34 @@ def write_results(
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
 
-def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
+def _pass_at_k(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> dict[str, Any]:
     """Return pass@k of the reference and each policy, if it is known what is right.
 
-    With it are a policy's leads ``over`` the reference and, at the k that is served, over every other one.
+    With it are a policy's leads ``over`` the reference, at the KL that it spent, and over every other policy at one KL
+    (`AtOneKL`), None where the two are not comparable.
     """
-    names = ("reference", *policies)
+    names = ("reference", *solvers)
     right = {name: correct_PM for name in names if (correct_PM := evaluated.correct(name)) is not None}
     if len(right) < len(names):
         return {}
+    kls = {name: evaluated.kl(name) for name in solvers}
+    pairs = {
+        pair: AtOneKL.of({name: [name] for name in pair}, kls, lambda name, kl: evaluated.law_at(solvers[name], kl))
+        for pair in permutations(solvers, 2)
+    }
     found: dict[str, Any] = {name: {} for name in right}
     powers = {2**power for power in range(evaluated.samples.bit_length())}
     for k in sorted(powers | ({evaluated.pass_at} if evaluated.pass_at else set())):
         metric = Metric.parse(f"pass@{k}")
         passed = {name: metric.of_prompts(rewards_PM) for name, rewards_PM in right.items()}
         for name, values in passed.items():
-            others = [] if name == "reference" else names if k == evaluated.pass_at else ["reference"]
-            over = {
-                other: evaluated.intervals.of_differences(values - passed[other]) for other in others if other != name
-            }
-            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over}
+            over = {"reference": evaluated.intervals.of_differences(values - passed["reference"])}
+            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over if name in solvers else {}}
+        for (name, other), at in pairs.items():
+            both = at.matched(passed, BestOfN(k), passed["reference"])
+            comparable = len(both) == 2
+            lead = {"kl": at.kl, **both[name].gain_over(both[other], evaluated.intervals)} if comparable else None
+            found[name][f"{k}"]["over"][other] = lead
     return found
 
 
@@ -201,7 +209,7 @@ def _matched(
     first = next(iter(solvers.values())).method
     rows: dict[str, Any] = {}
     for judge in evaluated.sources:
-        found = at.win_rates({name: by_judge[judge] for name, by_judge in wins.items()}, aim)
+        found = at.matched({name: by_judge[judge] for name, by_judge in wins.items()}, aim)
         rows[judge] = {
             "win_rates": {method: m.estimate(evaluated.intervals) for method, m in found.items()},
             "gain_over": {

@@ -95,10 +95,11 @@ class ScoredSamples:
 
         Laws are of continuous ranks; 0/1 rewards tie, and pass@k is exact.
         """
-        return None if self._right_or_wrong else policy.theory.law_at(self.procedure, kl)
+        return None if self.right_or_wrong else policy.theory.law_at(self.procedure, kl)
 
     @cached_property
-    def _right_or_wrong(self) -> bool:
+    def right_or_wrong(self) -> bool:
+        """Whether rewards are 0 or 1."""
         return bool(np.isin(self.column("reference", "reward"), (0.0, 1.0)).all())
 
     def kl(self, model: str) -> Array:

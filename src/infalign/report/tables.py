@@ -1,5 +1,6 @@
 """The table rows of a report, and its short form for the terminal."""
 
+from itertools import combinations
 from pathlib import Path
 
 from rich.console import Console
@@ -28,11 +29,12 @@ def print_table(root: Path, console: Console) -> None:
     console.print(table)
     if rows := comparison_rows(results):
         matched = results["matched"]
-        table = plain_table("judged by", "trained on", f"{procedure}, %", "theory", "gain, points")
+        theory = ["theory"] if matched["theory"] else []
+        table = plain_table("judged by", "trained on", f"{procedure}, %", *theory, "gain, points")
         for row in rows:
             judge = row["judge"] if row["first"] else ""
             method = f"{row['method']}{' *' if row['down'] else ''}"
-            table.add_row(judge, method, row["wins"], row["theory"], row["gain"])
+            table.add_row(judge, method, row["wins"], *(row[column] for column in theory), row["gain"])
             if row["last"]:
                 table.add_section()
         heading(console, f"Gain of {matched['first']} over the others at the same KL, {matched['kl']:.2f} nats")
@@ -49,6 +51,9 @@ def _print_pass_at_k(results: Numbers, console: Console) -> None:
     table = plain_table("policy", *(f"pass@{k}, %" for k in ks))
     for name, by_k in rates.items():
         table.add_row(name, *(share(by_k[k]) for k in ks))
+    table.add_section()
+    for pair, leads in differences(results).items():
+        table.add_row(pair, *(leads[k] for k in ks))
     heading(console, "How often one of k answers is right", f"by the {results['truth']['by']}")
     console.print(table)
 
@@ -57,6 +62,20 @@ def shown_ks(results: Numbers) -> list[str]:
     """Return the k of pass@k in short tables: 1, what is served, and the largest; none if no pass@k is known."""
     every = list(results.get("pass_at_k", {}).get("reference", ()))
     return [k for k in dict.fromkeys(("1", results["procedure"].split("-")[-1], *every[-1:])) if k in every]
+
+
+def differences(results: Numbers) -> dict[str, dict[str, str]]:
+    """Return by how many points pass@k differs between every two policies at one KL, by pair and k.
+
+    The pair says at which KL, or what the two spend where they are not comparable.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for first, other in combinations(results["policies"] if "pass_at_k" in results else (), 2):
+        leads = {k: found["over"][other] for k, found in results["pass_at_k"][first].items()}
+        lead, spent = leads["1"], (f"{results['policies'][name]['kl']['mean']:.2g}" for name in (first, other))
+        at = f"not comparable: {' and '.join(spent)} nats" if lead is None else f"at {lead['kl']:.2g} nats"
+        rows[f"{first} − {other}, {at}"] = {k: "–" if e is None else gain(e) for k, e in leads.items()}
+    return rows
 
 
 def comparison_rows(results: Numbers) -> list[Numbers]:

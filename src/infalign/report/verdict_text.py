@@ -199,29 +199,41 @@ def _listed(words: Sequence[str]) -> str:
 def _by_truth(results: Numbers) -> list[str]:
     """Return paragraphs where a checker says what is right: the policy with the highest pass@k, and its leads.
 
-    Leads are paired by prompt. The policies may have spent different KL, so each is named with its own.
+    A policy that another one leads at the same KL comes after it, also where it has spent more and so has more.
     """
     rates, policies, k = results["pass_at_k"], results["policies"], str(results["truth"]["served"])
-    best = max(policies, key=lambda name: float(rates[name][k]["mean"]))
-    over = rates[best][k]["over"]
+    better = [name for name in policies if rates[name][k]["over"]["reference"]["low"] > 0]
+
+    def place(name: str) -> tuple[int, float]:
+        return sum(bool(e and e["mean"] < 0) for e in rates[name][k]["over"].values()), -float(rates[name][k]["mean"])
+
+    best = min(better or policies, key=place)
     numbers = (
-        f"pass@{k} is {in_percent(rates[best][k])} for {best} and {in_percent(rates['reference'][k])} for the reference"
+        f"pass@{k} is {in_percent(rates[best][k])} for {best} at {_nats(policies[best])}, and "
+        f"{in_percent(rates['reference'][k])} for the reference"
     )
-    if over["reference"]["low"] <= 0:
+    if not better:
         return [f"Recommended: keep the reference. No policy is significantly better: {numbers}."]
-    others = (name for name in policies if name != best)
-    leads = [f"{gain_in_points(over[name])} over {name}, at {_nats(policies[name])}" for name in others]
+    leads = {other: lead for other, lead in rates[best][k]["over"].items() if other != "reference"}
+    apart = [f"{other} at {_nats(policies[other])}" for other, lead in leads.items() if lead is None]
+    compared = [
+        f"At the same KL, {lead['kl']:.2g} nats, {best} − {other} in pass@{k}: {gain_in_points(lead)}"
+        f"{', not significant' if lead['low'] <= 0 <= lead['high'] else ''}."
+        for other, lead in leads.items()
+        if lead is not None
+    ]
     ahead = {int(n): found["over"]["reference"] for n, found in rates[best].items()}
     peak = max(ahead, key=lambda n: float(ahead[n]["mean"]))
-    shown = (f"{gain_in_points(ahead[n])} at pass@{n}" for n in sorted({1, peak, max(ahead)}))
+    shown = (f"{gain_in_points(ahead[n])} at pass@{n}" for n in sorted({1, int(k), peak, max(ahead)}))
     by_k = f"Its lead over the reference is {', '.join(shown)}; it is largest at pass@{peak}."
     behind = ", ".join(str(n) for n, lead in ahead.items() if lead["high"] < 0)
+    first = f"{'Recommended' if compared or not leads else f'Highest pass@{k}'}: {best}. {numbers}."
     return [
-        f"Recommended: {best}. {numbers}, at a KL of {_nats(policies[best])}.",
-        *([f"It leads by {'; '.join(leads)}."] if leads else []),
+        f"{first} Not comparable with {_listed(apart)}." if apart else first,
+        *([" ".join(compared)] if compared else []),
         f"{by_k} It is significantly lower at k = {behind}." if behind else by_k,
     ]
 
 
 def _nats(policy: Numbers) -> str:
-    return f"{policy['kl']['mean']:.2f} nats"
+    return f"{policy['kl']['mean']:.2g} nats"

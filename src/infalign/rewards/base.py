@@ -78,7 +78,7 @@ def score(
     """Return the rewards of all rows, shape (rows,), requesting 4,096 rows at a time; NaN stands for None.
 
     Raises DataError that names the reward source (``name``), the row, counted from 0, and its prompt, if a reward is
-    not a finite number of at most 1e100 (nothing is converted: True, "1" and a number that no float holds are errors),
+    not a finite number of at most 1e100 (True is 1; "1" and a number that no float holds are errors),
     or if what is returned is no sequence or array or has the wrong number of rewards, and InfalignError if the reward
     function itself raises an exception, SystemExit among them. The function gets copies of prompts and responses, and
     if it is the user's the ``columns`` of the rows, given as JSON, by name.
@@ -93,16 +93,16 @@ def score(
             read = {text: json.loads(text) for text in set(here)}
             called = partial(reward, columns=columns_of([read[text] for text in here]))
         given = ask(called, asked, said, name=f"reward {name}, asked for {rows},")
-        rewards += checked_rewards(given, asked, first=start, name=name, may_leave_out=True)
+        rewards += checked_rewards(given, asked, first=start, name=name, of_function=True)
     return np.array(rewards, float)
 
 
 def checked_rewards(
-    values: object, prompts: list[list[Message]], *, first: int, name: str, may_leave_out: bool = False
+    values: object, prompts: list[list[Message]], *, first: int, name: str, of_function: bool = False
 ) -> list[float]:
     """Return ``values`` if they are one finite number for each of ``prompts``, whose rows count from ``first``.
 
-    With ``may_leave_out`` None is one too, as NaN.
+    Those ``of_function`` may be None, as NaN, and True or False, as 1 or 0.
     """
     rewards = listed(values)
     if not isinstance(rewards, list) or len(rewards) != len(prompts):
@@ -112,14 +112,17 @@ def checked_rewards(
             f"{first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])}); return a list with one number each"
         )
     for row, (value, prompt) in enumerate(zip(rewards, prompts, strict=True), first):
-        if value is None and may_leave_out:
+        if of_function and (value is None or isinstance(value, bool | np.bool_)):
             continue
         problem = not_a_number(value)
         if problem is None and not abs(value) <= LARGEST:
             problem = f"found {float(value):g}; rewards must be finite and at most {LARGEST:g}: fix or scale them"
         if problem is not None:
             raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
-    return [math.nan if value is None else value for value in rewards]
+    return [
+        math.nan if value is None else float(value) if isinstance(value, bool | np.bool_) else value
+        for value in rewards
+    ]
 
 
 def check_left_out(prompts: Sequence[list[Message]], rewards: Array, *, name: str) -> None:

@@ -49,7 +49,7 @@ class WeightedSum(UserReward):
         terms = []
         for function, weight in self.parts:
             values, about = function(prompts, responses, *rest, **more), f"of {function.name}"
-            found = checked_rewards(values, prompts, first=0, name=about, may_leave_out=True)
+            found = checked_rewards(values, prompts, first=0, name=about, of_function=True)
             terms.append([weight * float(value) for value in found])
         if self.leaves_out:
             left = [prompt for prompt, *of_row in zip(prompts, *terms, strict=True) if any(map(math.isnan, of_row))]
