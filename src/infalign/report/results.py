@@ -68,16 +68,13 @@ def write_results(
             },
         },
     }
-    if right := _pass_at_k(evaluated, solvers):
-        k = evaluated.pass_at if evaluated.truth == "reward" else None
-        truth = {"by": evaluated.truth, "threshold": evaluated.threshold, "served": k}
-        results |= {"pass_at_k": right, "truth": truth}
+    results |= pass_at_k(evaluated, solvers)
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
 
-def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
-    """Return pass@k of the reference and each policy, if it is known what is right.
+def pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, Any]:
+    """Return pass@k of the reference and each policy, and by whose truth; nothing if it is not known what is right.
 
     With it are a policy's leads ``over`` the reference and, at the k that is served, over every other one.
     """
@@ -96,7 +93,8 @@ def _pass_at_k(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, A
                 other: evaluated.intervals.of_differences(values - passed[other]) for other in others if other != name
             }
             found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over}
-    return found
+    served = evaluated.pass_at if evaluated.truth == "reward" else None
+    return {"pass_at_k": found, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold, "served": served}}
 
 
 def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
