@@ -166,16 +166,23 @@ def do_units(
             *(found for name in trained for found in train.coarse_ranks(recipe, name)),
         ):
             warn(console, warning)
+
+    def check(record: Record) -> list[Finding]:
+        found = findings(recipe, record)
+        check_worth(recipe, found)
+        if record["kind"] == "data":
+            data.check_rows(wanted, record["summary"])
+        return found
+
     for record in remaining.done:
-        check_worth(recipe, findings(recipe, record))
+        check(record)
     stored = recipe.policies, recipe.procedure, run.layout
     if "calibrate" not in remaining.todo and any(name.startswith("train-") for name in remaining.todo):
         check_spendable(*stored)
     warned = set[str]()
 
     def after_unit(record: Record) -> list[str]:
-        found = findings(recipe, record)
-        check_worth(recipe, found)
+        found = check(record)
         if record["kind"] == "calibrate":
             check_spendable(*stored)
             if budgets := stored_budgets(*stored):
