@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import secrets
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,15 @@ def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None
     return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
 
 
-def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) -> None:
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, before anything is loaded. Raises InfalignError for an address that is taken."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InfalignError(f"cannot listen: {error.strerror}; choose another --port or --host") from error
+
+
+def listen(app: Starlette, at: socket.socket, *, grace: int = GRACE_SECONDS) -> None:
     """Serve an application until the process is stopped, which is how a server ends.
 
     Requests that are under way then are answered if that takes no longer than ``grace`` seconds, and cancelled if not.
@@ -96,7 +105,7 @@ def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) 
     import uvicorn
 
     gc.freeze()  # a whole collection would stop all requests for as long as it walks through torch's objects, .2 s
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace)
     server = uvicorn.Server(config)
     stop = server.handle_exit
 
@@ -108,4 +117,4 @@ def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) 
     server.handle_exit = handle_exit
     end_after_signal(grace + 2 * EXIT_SECONDS)  # where code in C holds the interpreter
     with suppress(KeyboardInterrupt, StoppedError):
-        server.run()
+        server.run([at])
