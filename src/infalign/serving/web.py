@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
 from infalign.core.http import api_key
-from infalign.core.settings import shown
 from infalign.core.signals import end_after_signal
+from infalign.data.lines import reject_duplicate_keys
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -61,22 +61,13 @@ async def body_of(request: Request, *, max_bytes: int) -> bytes:
 def read_json(content: bytes) -> Any:
     """Return the value of a body. Raises DataError for what is no JSON, and for a key that an object has twice."""
     try:
-        return json.loads(content.decode(), object_pairs_hook=_once, parse_constant=_refused)
+        return json.loads(content.decode(), object_pairs_hook=reject_duplicate_keys, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the body is not valid JSON: {error}") from error
+        raise DataError(f"the body is not JSON that can be read: {error}") from error
 
 
 def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict[str, Any]()
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"an object has the key {shown(name)} twice")
-        found[name] = value
-    return found
 
 
 def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> Response:
