@@ -62,7 +62,7 @@ def test_columns_go_along_to_rollouts_scores_and_training(main: Any, tmp_path: P
         assert all(columns == {"id": columns["id"], **KEPT} for columns in kept)
     code, _, err = main("run", tmp_path / "recipe.yaml", "--set", f"policy.fit={json.dumps(micro.FIT)}")
     assert code == 3
-    assert "policy.fit needs demonstrations, but the data has none" in err
+    assert "policy.fit needs demonstrations or pairs, but the data has only prompts" in err
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,8 @@ def convert(model: str) -> str:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
             half = Path(temporary) / folder.name  # complete when it gets its name
-            loaded.save_pretrained(half)
+            with loading(f"cannot save what {model} is converted to"):
+                loaded.save_pretrained(half)
             tokenizer.save_pretrained(half)
             settle(half)
             if not folder.is_dir():  # another process may have been faster

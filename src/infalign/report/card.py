@@ -19,10 +19,6 @@ from infalign.report.tables import shown_ks
 from infalign.rewards.settings import RewardSource
 from infalign.training.solvers.offline import Offline
 
-LOADERS = {
-    "transformers": "`transformers.AutoModelForCausalLM`",
-    "infalign": "`infalign.models.pretrained.load_policy` alone: it is the reference with a guide, a second network",
-}
 ROLES = {
     "reward": "selects the served response; the policy was trained on it",
     "judge": "not used in training",
@@ -81,7 +77,7 @@ responses of the reference policy to the same prompt, the rank was transformed, 
 - Reference: {base or "a model made in the run"}{tuned}
 - Procedure: {procedure}
 - Method: {method}; transformation Φ of the rank: {shaping}; {strength}
-- Loaded by: {LOADERS[library]}
+- Loaded by: {library}
 - Ranks: of {prompts} prompts × {recipe.rollout.k} responses; seed {recipe.seed}
 
 ## What was measured

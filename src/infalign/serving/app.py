@@ -171,15 +171,11 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
 
     async def models(request: Request) -> Response:
         names = dict.fromkeys([policy.name, *(f"{policy.name}:{p}" for p in (policy.procedure.name, "standard"))])
-        return JSONResponse({"object": "list", "data": [described(name) for name in names]})
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        desk.procedure(name)  # raises for another
-        return JSONResponse(described(name))
-
-    def described(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": begun, "owned_by": "infalign"}
+        about = {"object": "model", "created": begun, "owned_by": "infalign"}
+        if asked := request.path_params.get("name"):
+            desk.procedure(asked)  # raises for one that is not served
+            return JSONResponse({"id": asked} | about)
+        return JSONResponse({"object": "list", "data": [{"id": name} | about for name in names]})
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok", "policy": policy.name, "procedure": policy.procedure.name})
@@ -207,7 +203,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     routes = [
         Route("/v1/chat/completions", checked(chat), methods=["POST"]),
         Route("/v1/models", checked(models)),
-        Route("/v1/models/{name:path}", checked(model)),
+        Route("/v1/models/{name:path}", checked(models)),
         Route("/health", health),
         Route("/metrics", checked(metrics)),
     ]

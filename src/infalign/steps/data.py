@@ -203,15 +203,6 @@ def check_prompts(name: str, left: int, most: int) -> None:
         )
 
 
-def check_rows(units: Iterable[Unit], rows: Mapping[str, int]) -> None:
-    """Raise DataError for a unit that trains on a table without ``rows``, by the name of the table."""
-    for unit in units:
-        for table in (made.table for made in unit.passes if rows.get(made.table) == 0):
-            key = "policy.fit" if unit.stage == "sft" else f"{unit.name}.fit"
-            said = f"{key} needs {table.replace('_', ' ')}, but the data has none"
-            raise DataError(f"{said}; add rows with responses, or leave {key} out")
-
-
 def _distinct_prompts(examples: list[Example], asked: Mapping[str, Any], max_tokens: int) -> tuple[pa.Table, int]:
     """Return distinct prompts that fit, in an order that depends on their text alone, and how many were too long."""
     prompts = dict[str, Example]()

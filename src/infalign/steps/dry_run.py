@@ -25,7 +25,7 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
 from infalign.steps.checks import check_setup
-from infalign.steps.data import check_prompts, check_rows, training_example
+from infalign.steps.data import check_prompts, training_example
 from infalign.steps.run import Run
 from infalign.steps.time_estimate import (
     Counts,
@@ -66,7 +66,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     for name in ("train", "test") if counts.rows else ():
         there, too_long = counts.rows[f"{name}_prompts"], counts.rows[f"{name}_prompts_too_long"]
         check_prompts(name, there and there + too_long, recipe.data.max_prompt_tokens)  # by estimated lengths
-    check_rows(wanted(run), counts.rows)
+    _check_rows(wanted(run), counts.rows)
     for url in (recipe.rollout.engine.server[0], *(source.url for source in recipe.rewards.values())):
         _check_server(url, console)
     for name in unchecked:
@@ -112,6 +112,14 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
             say(console, f"{where}.{i}: {named}: {counts}")
     examples = [example for some in read["data.sources"] for example in some.examples]
     return on_hub, count(run, *read.values(), whole=not on_hub), examples
+
+
+def _check_rows(units: Sequence[Unit], rows: Mapping[str, int]) -> None:
+    """Raise DataError for a unit that trains on a table without rows."""
+    for unit in units:
+        if empty := [made.table.replace("_", " ") for made in unit.passes if rows.get(made.table) == 0]:
+            key = "policy.fit" if unit.stage == "sft" else f"{unit.name}.fit"
+            raise DataError(f"{key} needs {empty[0]}, but the data has none; add rows with responses, or leave it out")
 
 
 def _check_server(url: str | None, console: Console) -> None:

@@ -44,6 +44,8 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
         load_tokenizer(layout.tokenizer),
         from_table(read_table(layout.data / "demonstrations.parquet")),
     )
+    if not examples:
+        raise DataError("policy.fit needs demonstrations or pairs, but the data has only prompts; leave policy.fit out")
     if policy.scratch is not None:
         model = new_policy(policy.scratch, tokenizer, seed=target.seed)
     else:

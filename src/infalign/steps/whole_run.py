@@ -166,23 +166,16 @@ def do_units(
             *(found for name in trained for found in train.coarse_ranks(recipe, name)),
         ):
             warn(console, warning)
-
-    def check(record: Record) -> list[Finding]:
-        found = findings(recipe, record)
-        check_worth(recipe, found)
-        if record["kind"] == "data":
-            data.check_rows(wanted, record["summary"])
-        return found
-
     for record in remaining.done:
-        check(record)
+        check_worth(recipe, findings(recipe, record))
     stored = recipe.policies, recipe.procedure, run.layout
     if "calibrate" not in remaining.todo and any(name.startswith("train-") for name in remaining.todo):
         check_spendable(*stored)
     warned = set[str]()
 
     def after_unit(record: Record) -> list[str]:
-        found = check(record)
+        found = findings(recipe, record)
+        check_worth(recipe, found)
         if record["kind"] == "calibrate":
             check_spendable(*stored)
             if budgets := stored_budgets(*stored):
