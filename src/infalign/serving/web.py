@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
-from infalign.core.http import api_key
+from infalign.core.http import THIS_MACHINE, api_key
 from infalign.core.signals import end_after_signal
 from infalign.data.lines import reject_duplicate_keys
 
@@ -37,7 +37,7 @@ def token_for(host: str) -> str | None:
     Raises ConfigError where one is needed, and for one that no request can carry.
     """
     token = api_key(TOKEN_VARIABLE) if os.environ.get(TOKEN_VARIABLE) else None
-    if host not in ("127.0.0.1", "::1", "localhost") and not token:
+    if host not in THIS_MACHINE and not token:
         raise ConfigError(f"other machines can reach {host}; set {TOKEN_VARIABLE} to a secret that requests must carry")
     return token
 
@@ -96,8 +96,7 @@ def listen(app: Starlette, at: socket.socket, *, grace: int = GRACE_SECONDS) -> 
     import uvicorn
 
     gc.freeze()  # a whole collection would stop all requests for as long as it walks through torch's objects, .2 s
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace))
     stop = server.handle_exit
 
     def handle_exit(*signal: Any) -> None:
