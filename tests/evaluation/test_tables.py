@@ -265,7 +265,7 @@ def test_what_cannot_be_estimated_is_an_error_or_a_note(tmp_path: Path) -> None:
         compare(single, single, ["best"])
     ids = ["a", "a", "b", "b"]
     tied = write(tmp_path / "t.csv", {"prompt_id": ids, "reward": [5.0] * 4, "length": [1, 2, 3, 9]})
-    (row,) = compare(tied, tied, ["best-of-2"])
+    (row,) = compare(tied, tied, ["best-of-2", "best-of-02"])
     assert (row["win_rate"], row["low"], row["high"], row["ties"]) == (0.5, 0.5, 0.5, 1.0)
     assert row["length_controlled"]["mean"] == pytest.approx(0.5)
     assert [note[:36] for note in row["notes"]] == ["every prompt has the same win rate, "]
