@@ -254,7 +254,7 @@ def test_a_request_without_the_columns_of_the_reward_is_refused(trained_run: Pat
     served = policy(trained_run, scores=Batches(partial(_scored, ByName(check))))
     with serving(served) as url, client_of(url) as client:
         assert client.chat.completions.create(**asked(metadata={"answer": "4"})).choices
-        with pytest.raises(openai.BadRequestError, match=r"needs the column answer.* come as metadata") as refused:
+        with pytest.raises(openai.BadRequestError, match=r"needs the column answer.* come from metadata") as refused:
             client.chat.completions.create(**asked())
     assert refused.value.param == "metadata"
 

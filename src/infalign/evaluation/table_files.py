@@ -67,14 +67,13 @@ class Reading:
                     f"{path}: columns {both} could be the {role}; choose: --columns {role}={found[role][0]}"
                 )
             notes += [f"{role} is read from column {name}." for name in found[role]]
-        several = len(found["model"]) > 1  # each holds the rewards of a model
-        needed = ["prompt", *["reward"] * (not several), *self.keep]
+        needed = ["prompt", *["reward"] * (len(found["model"]) < 2), *self.keep]
         for role, chosen in {**dict.fromkeys(needed), **self.columns}.items():
             if not set(found[role]) & set(names):
                 absent = role if chosen is None else f"{chosen or 'without a name'} for {role}"
                 cure = "" if chosen or role in self.keep else f"; choose one with --columns {role}=NAME"
                 raise DataError(f"{path}: no column {absent}; there are {listed_names(names, NAMED)}{cure}")
-        if several:
+        if len(found["model"]) > 1:  # each holds the rewards of a model
             found["reward"] = []
         found |= {name: [name] for name in RUNS if name in names}
         used = {name for columns in found.values() for name in columns}

@@ -17,7 +17,6 @@ from infalign.recipe.settings import Recipe
 from infalign.report.results import read_results
 from infalign.report.tables import shown_ks
 from infalign.rewards.settings import RewardSource
-from infalign.training.solvers.offline import Offline
 
 ROLES = {
     "reward": "selects the served response; the policy was trained on it",
@@ -40,8 +39,7 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
     """
     from huggingface_hub import ModelCardData
 
-    policy = recipe.policies[name]
-    library = "infalign" if isinstance(policy, Offline) and policy.guide is not None else "transformers"
+    library = "infalign" if getattr(recipe.policies[name], "guide", None) else "transformers"
     found, procedure, base = results["policies"][name], results["procedure"], _on_hub(recipe.policy.model)
     data = ModelCardData(
         model_name=name,

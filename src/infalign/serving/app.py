@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 import time
 from collections import Counter
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Send
 
-LOGGER = logging.getLogger(__name__)
 MAX_BYTES = 4_000_000  # of a request
 OTHER_BYTES, MAX_ESCAPE = 256_000, 6  # of a request's other fields; of a byte of text in JSON
 MISSING_MODEL = "model_not_found"

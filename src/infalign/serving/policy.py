@@ -167,8 +167,7 @@ def _scored(reward: RewardFunction, rows: Sequence[tuple[list[Message], str, str
     try:
         rewards = score(reward, prompts, responses, columns=columns, name="reward")
     except DataError as error:
-        given = "columns come as metadata of a request, or from the file of --input"
-        raise DataError(f"{error}; {given}; majority-of-8 needs no reward") from error
+        raise DataError(f"{error}; columns come from metadata or --input; majority-of-8 needs no reward") from error
     if np.isnan(rewards).any():
         raise DataError("the reward returned None for a response, so responses cannot be ranked; return a number")
     return [*rewards.tolist()]

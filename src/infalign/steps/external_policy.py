@@ -51,9 +51,8 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
         )
         evaluated = ScoredSamples.of(run.recipe, run.layout)
         numbers = sample_numbers(evaluated, name, evaluated.wins(name, evaluated.procedures()))
-        others = [policy for policy in recipe.policies if f"evaluate-{policy}" not in left]
         found = {"model": model, "procedure": evaluated.procedure.name, **numbers}
-        found |= pass_at_k(evaluated, [*others, name])
+        found |= pass_at_k(evaluated, [*(one for one in recipe.policies if f"evaluate-{one}" not in left), name])
         write_text(run.layout.evaluation(name) / "results.json", json.dumps(found, indent=1))
     return found
 
