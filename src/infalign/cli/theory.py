@@ -128,8 +128,7 @@ def choose(
     if stored is not None:
         if given := [name for name, value in {"base": base, "output": output}.items() if value]:
             raise ConfigError(f"--stored cannot be combined with --{given[0]}")
-        stored = Layout(stored).calibrated if stored.is_dir() else stored
-        _choose_on_stored(stored, served, kl, rollouts, as_json)
+        _choose_on_stored(Layout(stored).calibrated if stored.is_dir() else stored, served, kl, rollouts, as_json)
         return
     if rollouts is None:
         raise ConfigError("give --rollouts K, or --stored FILE")

@@ -40,7 +40,6 @@ from infalign.steps.train import coarse_ranks
 from infalign.steps.whole_run import units
 
 CONNECT_SECONDS = 3.0
-MAX_COLUMNS = 12  # in a sentence
 MAX_SHOWN = 4000  # characters of an example
 UNIT_SECONDS = 1.0  # of each unit, whatever it computes: libraries, models and files are loaded
 BY_RECORDS, BY_PRODUCT = 1.5, 3.0  # factors by which an estimate may be too low or too high
@@ -107,7 +106,7 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
             counts += f", {counted(alone, 'prompt')} alone" if alone else ""
             counts += f", {counted(skipped, 'invalid row')} left out" if skipped else ""
             if columns := sorted({name for example in some.examples for name in example.columns}):
-                counts += f"; other columns: {listed_names(columns, MAX_COLUMNS)}"
+                counts += f"; other columns: {listed_names(columns, 12)}"
             named = source.path or (source.hub and f"{source.hub.id}, {source.hub.split}") or "the built-in world"
             say(console, f"{where}.{i}: {named}: {counts}")
     examples = [example for some in read["data.sources"] for example in some.examples]
