@@ -273,7 +273,7 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"messages": [user("Hi"), SKY, assistant("Yes")]}, "messages begins with a message of the tool"),
         ({"messages": [user("Hi"), CALL, SKY]}, "messages ends with a message of the tool"),
         ({"messages": [user("Hi")], "rejected_response": "No"}, "the chosen response is empty"),
-        ({"prompt": "Hi", "completion": "Yes", "tools": "[{"}, "column tools is not valid JSON"),
+        ({"prompt": "Hi", "completion": "Yes", "tools": "[{"}, "column tools is not JSON that can be read"),
         ({"prompt": "Hi", "response_0": "A", "response_1": "B", "better_response_id": 0, "safer_response_id": 1},
          "better_response_id 0 and safer_response_id 1 prefer neither"),
         ({"prompt": "Hi", "response_1": "A", "response_2": "B", "preference_strength": 0}, "strength 0 prefer neither"),

@@ -24,8 +24,8 @@ def write_jsonl(path, rows):
 
 
 def write_json(path, rows):
-    """Write rows as one JSON list."""
-    path.write_text(json.dumps(rows, indent=1))
+    """Write rows as one JSON list, below an empty line."""
+    path.write_text("\n" + json.dumps(rows, indent=1))
 
 
 def write_xz(path, rows):
@@ -171,11 +171,13 @@ GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
         ("rows.csv", b'a,b\n1,2\n1,"2"3\n1,2\n', "the row after .* line 2 is not valid CSV"),
         ("rows.csv", b"a,b\n1," + b"2" * 200_000, "the row after .*'s header is not valid CSV .*field limit"),
         ("rows.csv", b"a,b\r1,2\r", "is not valid CSV"),
-        ("rows.csv", b"a,b,a\n1,2,3\n", "the name 'a' occurs twice"),
-        ("rows.jsonl", b'{"a": 1, "b": 2, "a": 3}\n', "line 1: not JSON .the name 'a' occurs twice"),
-        ("rows.jsonl", b'{"a": "\0"}\n', "line 1: not JSON .Invalid control character"),
+        ("rows.csv", b"a,b,a\n1,2,3\n", "the name 'a' occurs twice.; correct the file"),
+        ("rows.csv", b"a;b\n1;2\n", "the only column is 'a;b'; separate columns by commas instead of ';'"),
+        ("rows.jsonl", b'{"a": ' + b"1" * 5000 + b"}", "line 1: not JSON that can be read .*5000 digits"),
+        ("rows.jsonl", b'{"a": 1, "b": 2, "a": 3}\n', "line 1: not JSON that can be read .the name 'a' occurs twice"),
+        ("rows.jsonl", b'{"a": "\0"}\n', "line 1: not JSON that can be read .Invalid control character"),
         ("rows.jsonl", b'{"a": 1}\n\xef\xbb\xbf{"a": 1}\n', "line 2: not JSON .*BOM"),
-        ("rows.jsonl", b'{"a": 1}\n{"a": 1}\r{"a": 1}\n', "line 2: not JSON .Extra data"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": 1}\r{"a": 1}\n', "line 2: not JSON that can be read .Extra data"),
         ("rows.jsonl", b'{"a": 1}\n'.decode().encode("utf-16"), "line 1: not UTF-8"),
         ("rows.jsonl", b"\n \r\n\n", "holds no rows"),
         ("rows.jsonl.gz", GZIPPED + b"{}", "cannot be read after .* line 5000"),

@@ -63,11 +63,15 @@ def test_pass_rates_are_rewards(tmp_path: Path) -> None:
     rates.write_text("".join(json.dumps({"pass_rate": rate}) + "\n" for rate in CHECKED.mean(axis=1).tolist()))
     assert read_stored_rewards(long, None).tolist() == CHECKED.tolist()
     assert read_stored_rewards(rates, 4).tolist() == CHECKED.tolist()
+    calibrated = ({"prompt_id": str(i), "reference_rewards": row} for i, row in enumerate(CHECKED.tolist()))
+    rates.write_text("".join(map(json.dumps, calibrated)).replace("}{", "}\n{"))  # as a run has them
+    assert read_stored_rewards(rates, None).tolist() == CHECKED.tolist()
     for text, rollouts, said in (
         ('{"pass_rate": 0.5}', None, "give --rollouts K, the number of rollouts"),
         ('{"pass_rate": 1.5}', 4, "line 1: pass_rate must be between 0 and 1, found 1.5"),
         ('{"pass_rate": "half"}', 4, "line 1: pass_rate must be between 0 and 1, found 'half'"),
         ('{"prompt_id": 1, "reward": 1}\n' * 2 + '{"prompt_id": 2, "reward": 0}', None, "1 to 2 rewards per prompt"),
+        ('{"prompt_id": 1, "reference_rewards": [2.5, 2.5]}', None, "no prompt has two different rewards"),
     ):
         rates.write_text(text)
         with pytest.raises(DataError, match=said):

@@ -108,9 +108,7 @@ def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:
         "Ignored columns: temperature.",
     )
     both = written(tmp_path / "two.csv", [row | {"task_id": 1} for row in rows])
-    with pytest.raises(
-        DataError, match="columns problem and task_id could be the prompt; choose one: --columns prompt="
-    ):
+    with pytest.raises(DataError, match="columns problem and task_id could be the prompt; choose: --columns prompt="):
         read_reward_table(both)
     chosen = read_reward_table(both, Reading({"prompt": "problem", "model": "temperature"}))
     assert list(means(chosen)) == ["1"]
@@ -130,7 +128,7 @@ def test_of_many_columns_the_first_are_named(tmp_path: Path) -> None:
     assert table.notes[-1].endswith("c10, c11 and 988 more.")
     with pytest.raises(DataError, match=r"no column grade for reward; there are prompt_id, .* and 991 more$"):
         read_reward_table(tmp_path / "t.csv", Reading({"reward": "grade"}))
-    with pytest.raises(DataError, match="column prompt_id is missing or empty; the row has 1,002 others; choose one"):
+    with pytest.raises(DataError, match=r"no column prompt; there are .* and 990 more; choose one"):
         read_reward_table(
             written(tmp_path / "u.csv", [{k: v for k, v in row.items() if k != "prompt_id"} for row in rows])
         )

@@ -92,10 +92,11 @@ def test_a_bad_request_is_refused_with_the_reason(url: str, body: Any, said: str
 @pytest.mark.parametrize(
     ("content", "status", "said"),
     [
-        (b"{", 422, "not valid JSON"),
-        (b"[" * 100_000, 422, "not valid JSON"),
+        (b"{", 422, "not JSON that can be read"),
+        (b"[" * 100_000, 422, "not JSON that can be read"),
         (b'{"response": "\\ud800", "label": {}}', 422, "half a surrogate pair"),
         (b'{"response": "No.", "label": {}, "label": {}}', 422, "the name 'label' occurs twice"),
+        (b'{"response": "No.", "label": NaN}', 422, "NaN is no number"),
         (b" " * (MAX_BYTES + 1), 413, "more than 64,000,000"),
     ],
 )

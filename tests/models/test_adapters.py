@@ -61,6 +61,26 @@ def test_a_policy_is_its_base_with_the_adapter(policy: str, tmp_path: Path) -> N
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(policy).get_vocab()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that it saves the embedding, which is tied
+@pytest.mark.parametrize("kept", [None, ["embed_tokens", "lm_head"]], ids=["saved by peft", "modules_to_save"])
+def test_tokens_that_an_adapter_adds_are_there(policy: str, tmp_path: Path, kept: list[str] | None) -> None:
+    """The base is resized to the adapter's tokenizer, as peft's own loader does."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=kept, init_lora_weights=False)
+    adapted = get_peft_model(model, config).eval()
+    for folder in (adapted, tokenizer):
+        folder.save_pretrained(tmp_path / "adapter")
+    about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert about["base_model_name_or_path"] == policy
+    merged, found = load_policy(convert(str(tmp_path / "adapter")))
+    assert found.get_vocab() == tokenizer.get_vocab()
+    tokens = torch.arange(len(tokenizer) - 40, len(tokenizer))[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(tokens).logits, adapted(tokens).logits)
+
+
 def test_a_reward_is_its_base_with_the_adapter_and_the_adapters_head(policy: str, tmp_path: Path) -> None:
     """The same outputs as of the adapted classifier."""
     adapted = adapt(policy, tmp_path / "adapter", TaskType.SEQ_CLS)
@@ -84,7 +104,7 @@ def test_weights_in_only_one_of_adapter_and_model_are_named(adapter: Path, chang
     """Weights under other names, as another model's have, are left over and missing."""
     file = adapter / "adapter_model.safetensors"
     save_file({name.replace(change, "other"): w for name, w in load_file(file).items()}, file)
-    with pytest.raises(ConfigError, match=rf"is not an adapter of .*: only one of them has .*{named}"):
+    with pytest.raises(ConfigError, match=rf"cannot merge .*: only one of them has .*{named}"):
         convert(str(adapter))
 
 
@@ -95,6 +115,27 @@ def test_another_kind_and_one_without_base_are_refused(adapter: Path, change: di
     (adapter / "adapter_config.json").write_text(json.dumps(about | change))
     with pytest.raises(ConfigError, match=r"is an adapter of type .* merge it into its base"):
         convert(str(adapter))
+
+
+@pytest.mark.parametrize(("base", "revision"), [("/no/where", None), ("some/model", "v2")])
+def test_a_base_that_is_elsewhere_is_named(adapter: Path, base: str, revision: str | None) -> None:
+    """With the adapter and the key to set; a revision of the hub is not taken for the newest."""
+    about = json.loads((adapter / "adapter_config.json").read_text())
+    about |= {"base_model_name_or_path": base, "revision": revision}
+    (adapter / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(
+        ConfigError, match=f"adapter_config.json: base_model_name_or_path is {base}, revision .* set it"
+    ):
+        convert(str(adapter))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that it cannot be merged
+def test_an_adapter_that_cannot_be_merged_is_named(policy: str, tmp_path: Path) -> None:
+    """As one with biases of its own on layers without."""
+    config = LoraConfig(r=2, target_modules=["q_proj"], lora_bias=True, task_type=TaskType.CAUSAL_LM)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(policy), config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"cannot merge the LoRA adapter .*/adapter into .*lora_bias=True"):
+        convert(str(tmp_path / "adapter"))
 
 
 def test_where_a_whole_model_is_needed_an_adapter_is_called_one(adapter: Path) -> None:
@@ -108,7 +149,7 @@ def test_what_is_no_adapter_is_named(config: str, policy: str, tmp_path: Path) -
     """Whatever peft raises of it."""
     (tmp_path / "adapter_config.json").write_text(config)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"cut")
-    with pytest.raises(ConfigError, match="is not an adapter of"):
+    with pytest.raises(ConfigError, match="cannot merge"):
         merge_adapter(load_policy(policy)[0], tmp_path)
 
 

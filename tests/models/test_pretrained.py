@@ -119,6 +119,14 @@ def test_a_template_that_renders_nothing_at_all_is_refused_with_its_folder(token
         load_tokenizer(tmp_path)
 
 
+def test_the_byte_order_mark_of_a_template_is_no_part_of_prompts(tokenizer: Any, tmp_path: Path) -> None:
+    """Windows editors write it."""
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "mine.jinja").write_text(tokenizer.chat_template, encoding="utf-8-sig")
+    loaded = load_tokenizer(tmp_path / "model", template=str(tmp_path / "mine.jinja"))
+    assert loaded.chat_template == tokenizer.chat_template
+
+
 def kept(module: ModuleType, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that gets every trainer of that class which the module makes."""
     made: list[Any] = []

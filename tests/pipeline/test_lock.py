@@ -12,6 +12,7 @@ import micro
 import pytest
 
 from infalign.core.distributed import is_first, processes
+from infalign.core.errors import InfalignError
 from infalign.pipeline.lock import HOLDER, held, holder
 from infalign.pipeline.ownership import MARKER
 
@@ -104,6 +105,12 @@ def test_stray_variables_of_a_cluster_make_no_distributed_run(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (is_first(), processes()) == (True, 1)
+
+
+def test_a_directory_that_is_moved_meanwhile_is_named(tmp_path: Path) -> None:
+    """Instead of the file that somebody did not find."""
+    with pytest.raises(InfalignError, match=f"{tmp_path / 'run'} was moved or deleted; rerun"), held(tmp_path / "run"):
+        (tmp_path / "run").rename(tmp_path / "other")
 
 
 def test_a_process_may_hold_a_directory_twice(tmp_path: Path) -> None:

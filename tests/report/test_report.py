@@ -245,7 +245,9 @@ def test_rewards_that_are_right_or_wrong_have_pass_at_k(tmp_path):
     assert 'id="pass-at-k"' in page
     assert share(found["only"]["8"]) in re.sub(r"<[^>]+>", "", page)
     print_table(tmp_path, Console(file=(terminal := io.StringIO()), width=120))
-    assert all(share(found[name][f"{SAMPLES}"]) in terminal.getvalue() for name in right)
+    card = model_card(recipe, read_results(tmp_path), "only", prompts=7)
+    for said in (terminal.getvalue(), card):
+        assert all(share(found[name][f"{SAMPLES}"]) in said for name in right)
 
 
 def test_a_page_of_right_or_wrong_rewards_has_no_empty_columns_and_fits(tmp_path, browser):
@@ -272,3 +274,7 @@ def test_a_card_names_no_folder_of_this_machine(run, tmp_path):
     card = model_card(recipe, found | {"judges": ["gold"]}, "aware", prompts=7)
     assert "- gold: the Python function 0.5 × `infalign.world:gold` + `mine.py:score`; a second judge" in card
     assert str(tmp_path) not in card
+    assert "library_name: infalign" in card  # of a guide, which nothing else loads
+    with_adapter = recipe.policies["aware"].model_copy(update={"guide": None})
+    plain = recipe.model_copy(update={"policies": {"aware": with_adapter}})
+    assert "library_name: transformers" in model_card(plain, found | {"judges": ["gold"]}, "aware", prompts=7)

@@ -232,6 +232,7 @@ def test_a_server_must_still_give_the_rewards_it_gave(
         ({"url": "http://host", "function": "a:b"}, "not both"),
         ({"url": "http://host", "model": "someone/model"}, "a `url` is used as it is"),
         ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env requires a `url`"),
+        ({"model": "mine.py"}, "write mine.py:NAME as `function`"),
     ],
 )
 def test_a_source_says_one_thing(source: dict[str, str], message: str) -> None:

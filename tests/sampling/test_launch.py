@@ -63,10 +63,11 @@ def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
 ) -> None:
     """Model, port and dtype are filled in, other braces stay, children stop too; one that asks for a key is ready."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # is not asked for this machine
     (tmp_path / "server.py").write_text(SERVER.replace("200", str(status)))
     command = f"""{sys.executable} server.py {{port}} --model {{model}} --dtype={{dtype}} --options '{{"a": {{}}}}'"""
     with serving(command, "some/model", "float32") as server:
-        answer = httpx2.get(f"{server.url}/v1/models")
+        answer = httpx2.get(f"{server.url}/v1/models", trust_env=False)
         words = ["--model", "some/model", "--dtype=float32", "--options", '{"a": {}}']
         assert (answer.status_code, answer.json()) == (status, words)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]

@@ -180,6 +180,18 @@ def test_a_server_that_cannot_be_used_is_refused_at_once(server: RolloutServer, 
     assert len(server.bodies) == 1
 
 
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "other://proxy", "http://proxy:port"])
+def test_no_proxy_is_asked_for_this_machine(server: RolloutServer, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    """One that cannot be used is named where it would be."""
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    engine = served(server)
+    assert len(engine.sample([5, 2], "p", range(2))) == 2
+    if proxy != "http://127.0.0.1:9":
+        engine.server.url = "http://example.invalid/v1"
+        with pytest.raises(ConfigError, match="the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used"):
+            engine.sample([5, 2], "p", range(2))
+
+
 def test_what_a_server_said_before_it_died_is_in_the_error(server: RolloutServer) -> None:
     """The body of its 500 tells more than the connections that it resets afterwards; without seeds none is sent."""
     server.script = [(500, {"error": "EngineCore encountered an issue"}), "reset", "reset"]

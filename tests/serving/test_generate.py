@@ -85,6 +85,7 @@ def test_a_checker_or_a_vote_chooses_the_answer(main: Any, trained_run: Path, tm
         assert sizes.count(sizes[answer["served"]]) == max(map(sizes.count, sizes))
     code, _, err = main("generate", trained_run, "--prompt", PROMPTS[0], "--reward", f"{mine}:check")
     assert (code, "needs the column answer, which is missing in every row" in err) == (3, True)
+    assert "columns come from metadata or --input; majority-of-8 needs no reward" in err
 
 
 def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, trained_run: Path) -> None:

@@ -181,6 +181,10 @@ def test_a_stop_ends_the_text_before_it(client: OpenAI, model: str) -> None:
 def test_the_server_says_what_it_has(client: OpenAI, url: str) -> None:
     """Models with procedures that can be asked for; health."""
     assert [model.id for model in client.models.list()] == ["aware", "aware:best-of-4", "aware:standard"]
+    for name in ("aware", "aware:worst-of-2"):
+        assert client.models.retrieve(name).id == name
+    with pytest.raises(openai.NotFoundError, match="this server has aware"):
+        client.models.retrieve("gpt-4")
     assert client.chat.completions.create(**asked()).model == "aware:best-of-4"
     health = httpx2.get(url.replace("/v1", "/health")).json()
     assert health == {"status": "ok", "policy": "aware", "procedure": "best-of-4"}

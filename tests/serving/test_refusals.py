@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from clients import PROMPT, asked, client_of, concurrently, metrics, policy, ser
 from openai import AsyncOpenAI, OpenAI
 from pydantic import ValidationError
 
+from infalign.method.by_name import ByName
 from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import load_policy
 from infalign.models.tokenizers import load_tokenizer
@@ -22,6 +24,7 @@ from infalign.serving.answers import before_stop
 from infalign.serving.app import MAX_BYTES, held_back
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
+from infalign.serving.policy import _scored
 from infalign.serving.protocol import ApiError, parse_body
 
 TURN = {"role": "user", "content": PROMPT}
@@ -121,16 +124,17 @@ def with_field(field: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", "is not valid JSON"),
+        (b"{", "is not JSON that can be read"),
         (b"[]", "the body: Input should be an object"),
         (b'{"model": "aware"}', "messages: Field required"),
         (with_field(b'"model": "aware:standard"'), "the name 'model' occurs twice"),
         (with_field(b'"metadata": {"a": 1, "a": 2}'), "the name 'a' occurs twice"),
+        (with_field(b'"metadata": {"a": NaN}'), "NaN is no number"),
         (with_field(b'"metadata": {"a": "\\ud800"}'), "half a surrogate pair"),
         (with_field(b'"metadata": {"a": "\\udc00"}'), "surrogate"),
         (with_field(b'"metadata": {"a": ' + b"9" * 5000 + b"}"), "4300 digits"),
         (with_field(b'"metadata": {"a": ' + b"[" * 500 + b"]" * 500 + b"}"), "recursion limit"),
-        (json.dumps(asked()).encode("utf-16"), "is not valid JSON"),
+        (json.dumps(asked()).encode("utf-16"), "is not JSON that can be read"),
     ],
 )
 def test_other_bodies_are_refused(url: str, content: bytes, said: str) -> None:
@@ -233,6 +237,20 @@ def test_a_client_that_goes_frees_its_work(trained_run: Path, stream: bool) -> N
         assert found["infalign_abandoned_draws_total"] > 0
         assert found["infalign_abandoned_draws_total"] + found["infalign_draws_total"] == (128 if stream else 8192)
         assert concurrently(url, [asked()])[0].choices[0].message.content
+
+
+def test_a_request_without_the_columns_of_the_reward_is_refused(trained_run: Path) -> None:
+    """The answer that a checker needs comes as metadata."""
+
+    def check(responses: list[str], answer: list[str]) -> list[float]:
+        return [float(true in said) for said, true in zip(responses, answer, strict=True)]
+
+    served = policy(trained_run, scores=Batches(partial(_scored, ByName(check))))
+    with serving(served) as url, client_of(url) as client:
+        assert client.chat.completions.create(**asked(metadata={"answer": "4"})).choices
+        with pytest.raises(openai.BadRequestError, match=r"needs the column answer.* come from metadata") as refused:
+            client.chat.completions.create(**asked())
+    assert refused.value.param == "metadata"
 
 
 def test_a_reward_that_fails_is_said_and_spoils_no_other(trained_run: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -30,13 +31,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from infalign.core.errors import StoppedError
 from infalign.core.signals import raise_outside
-from infalign.serving.web import listen
+from infalign.serving.web import bound, listen
 signal.signal(signal.SIGTERM, lambda _, frame: raise_outside(StoppedError, frame))  # as the command line does
 async def slow(request):
     print("asked", flush=True)
     WORK
     return PlainTextResponse("done")
-listen(Starlette(routes=[Route("/", slow)]), "127.0.0.1", int(sys.argv[1]), grace=1)
+listen(Starlette(routes=[Route("/", slow)]), bound("127.0.0.1", int(sys.argv[1])), grace=1)
 """
 
 
@@ -84,6 +85,15 @@ def test_a_command_serves_others_only_with_a_token(
         process.terminate()
         printed, _ = process.communicate(timeout=20)
     assert (process.returncode, printed[printed.find("http") :]) == (0, said.replace("PORT", str(port)))
+
+
+@pytest.mark.parametrize("words", [("serve", "/no/run"), ("serve-reward", "no.module:at_all", "--transform", "log")])
+def test_a_taken_port_is_said_before_anything_is_loaded(words: tuple[str, ...]) -> None:
+    """In one sentence, by both servers."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, out, err = micro.infalign(*words, "--port", taken.getsockname()[1])
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"infalign: cannot listen: .*in use.*; choose another --port or --host\n", err)
 
 
 @pytest.mark.parametrize(("host", "token", "expected"), [("127.0.0.1", "", None), ("0.0.0.0", "s3", "s3")])

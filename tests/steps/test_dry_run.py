@@ -198,6 +198,24 @@ def test_time_is_told_by_a_matrix_product_or_by_records(tmp_path: Path, finished
     assert "steps; accurate to a factor of 1.5" in said
 
 
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (180, "policy.fit needs demonstrations, but the data has none"),
+        (1, "only 0 train prompts with at most 1 tokens"),
+    ],
+)
+def test_a_dry_run_says_what_rows_lack(tmp_path: Path, most: int, said: str) -> None:
+    """Pairs under other names are prompts alone, and their columns are named."""
+    rows = ({"prompt": f"What is {i}?", "winner": "this", "loser": "that"} for i in range(99))
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "max_prompt_tokens": most}
+    recipe = Recipe.model_validate(micro.settings(tmp_path / "run") | {"data": data})
+    with pytest.raises(DataError, match=said):
+        print_plan(recipe, Console(file=(shown := StringIO()), width=300))
+    assert "0 demonstrations, 99 prompts alone; other columns: loser, winner" in shown.getvalue()
+
+
 def test_part_of_a_run_has_a_dry_run(main: Any, tmp_path: Path) -> None:
     """It prints the plan and its cost up to its stage, and writes nothing."""
     path = micro.write(tmp_path / "recipe.yaml", json.loads(json.dumps(micro.settings(tmp_path / "run"))))

@@ -1,6 +1,5 @@
 """The command that measures pass@k on tables of rewards from any source, and compares models."""
 
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,6 +50,8 @@ def pass_at_k(
     as_json: AsJson = False,
 ) -> None:
     """Measure pass@k, pass^k and majority votes in logs and tables, and compare models."""
+    from infalign.core.signals import end_after_signal
+    from infalign.core.user_code import import_function
     from infalign.evaluation.intervals import Confidence
     from infalign.evaluation.measures import Measuring, measure_all, over_k, training_worth
     from infalign.evaluation.table_files import Reading
@@ -68,8 +69,9 @@ def pass_at_k(
     except ValueError as error:
         raise ConfigError(f"--worth takes KL budgets such as 0.05,0.1; found {worth!r}") from error
     reading = Reading(chosen, [name for name in (by, cluster) if name], missing)
-    functions = "infalign.rewards.function"  # which takes time to import
-    checker = None if check is None else import_module(functions).import_function(check)
+    if check is not None:
+        end_after_signal()
+    checker = None if check is None else import_function(check)
     table = read_rewards(*files, score=score, check=checker, reading=reading)
     how = Measuring(threshold, by, cluster, Confidence(confidence, seed))
     metrics = list(dict.fromkeys(metric or over_k(table, how=how)))

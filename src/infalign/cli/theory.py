@@ -108,7 +108,8 @@ def choose(
     rollouts: Annotated[int | None, WHOLE, Parameter(help="K, the number of reference rollouts per prompt.")] = None,
     base: BaseName = None,
     stored: Annotated[
-        Path | None, Parameter(help="Stored rewards with ties, or pass rates; shows what the budget gains on them.")
+        Path | None,
+        Parameter(help="A run or table of rewards that tie, or pass rates; shows what the budget gains on them."),
     ] = None,
     output: Annotated[Path | None, Parameter(help="Write the recommended transformation to FILE.json.")] = None,
     as_json: AsJson = False,
@@ -116,6 +117,7 @@ def choose(
     """Rank transformations by what they achieve with K rollouts per prompt."""
     from infalign.core.storage import write_text
     from infalign.method.procedures import parse_procedure
+    from infalign.recipe.layout import Layout
     from infalign.theory.choose import choose as choose_transform
     from infalign.theory.law import law_at_kl
     from infalign.theory.tabulation import tabulated
@@ -125,7 +127,7 @@ def choose(
     if stored is not None:
         if given := [name for name, value in {"base": base, "output": output}.items() if value]:
             raise ConfigError(f"--stored cannot be combined with --{given[0]}")
-        _choose_on_stored(stored, served, kl, rollouts, as_json)
+        _choose_on_stored(Layout(stored).calibrated if stored.is_dir() else stored, served, kl, rollouts, as_json)
         return
     if rollouts is None:
         raise ConfigError("give --rollouts K, or --stored FILE")

@@ -63,7 +63,7 @@ def serve_reward(
     """Serve the calibrated and transformed reward over HTTP, for trainers that call a reward server."""
     from infalign.integrations.environment import calibrated, find_tokenizer
     from infalign.integrations.server import app
-    from infalign.serving.web import listen, token_for
+    from infalign.serving.web import bound, listen, token_for
 
-    token = token_for(host)
-    listen(app(calibrated(source, transform), find_tokenizer(source), token=token), host, port)
+    token, at = token_for(host), bound(host, port)
+    listen(app(calibrated(source, transform), find_tokenizer(source), token=token), at)

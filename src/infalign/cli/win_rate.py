@@ -38,8 +38,7 @@ def win_rate(
     from infalign.evaluation.tables import compare_tables, print_comparison
 
     pairing = pair(read_reward_table(policy), read_reward_table(base), common_prompts=common_prompts, seed=seed)
-    procedures = list(dict.fromkeys(procedure))
-    records = compare_tables(pairing, procedures, base_procedure=base_procedure, confidence=confidence, seed=seed)
+    records = compare_tables(pairing, procedure, base_procedure=base_procedure, confidence=confidence, seed=seed)
     if as_json:
         print_json(records if len(records) > 1 else records[0])
     else:

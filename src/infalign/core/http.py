@@ -31,6 +31,7 @@ Answer = TypeVar("Answer")
 
 READ_AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
 CONNECT_SECONDS = 10.0
+THIS_MACHINE = "127.0.0.1", "::1", "localhost"
 RETRY_SECONDS = 60.0  # for which a failed request is repeated, unless its caller says otherwise
 BUSY_STATUSES = 429, 503  # too many requests at once
 FIRST_SECONDS = 5.0  # for which a server may be down that has not answered yet: its address may be wrong
@@ -177,13 +178,17 @@ class Server:
     def _client(self) -> httpx2.AsyncClient:
         import httpx2
 
-        return httpx2.AsyncClient(
-            headers={"Content-Type": "application/json"}
-            | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
-            timeout=httpx2.Timeout(self.read_seconds, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=self.in_flight),
-            verify=_tls(),
-        )
+        authorization = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            return httpx2.AsyncClient(
+                headers={"Content-Type": "application/json"} | authorization,
+                timeout=httpx2.Timeout(self.read_seconds, connect=CONNECT_SECONDS),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=self.in_flight),
+                verify=_tls(),
+                trust_env=urlsplit(self.url).hostname not in THIS_MACHINE,  # which no proxy reaches
+            )
+        except Exception as error:  # whatever httpx raises of a proxy, ImportError for SOCKS
+            raise ConfigError(f"the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used: {error}") from error
 
     async def _post(self, client: httpx2.AsyncClient, body: object, *, max_bytes: int) -> httpx2.Response:
         import httpx2

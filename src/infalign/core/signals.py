@@ -31,7 +31,7 @@ def raise_outside(error: type[BaseException], frame: FrameType | None) -> None:
     """Raise ``error`` in a signal's handler, which was given ``frame``; inside of what would swallow it, once out."""
     place = frame
     while place is not None:
-        if place.f_globals.get("__name__") in SWALLOWING:
+        if place.f_globals.get("__name__") in SWALLOWING or place.f_code.co_name == "__set_name__":  # to RuntimeError
             signal.signal(signal.SIGALRM, lambda _, later: raise_outside(error, later))
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
             return

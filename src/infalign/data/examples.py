@@ -163,7 +163,8 @@ def load_examples(
             examples.append(parse_example(row, where))
         except DataError as error:
             if not skip_invalid:
-                raise DataError(f"{error}; drop the row or pass --skip-invalid") from error
+                cure = "drop the row or" if examples else "correct the file or, if only some rows are so,"
+                raise DataError(f"{error}; {cure} pass --skip-invalid") from error
             skipped.append(str(error))
     if not examples:
         reason = f"all {len(skipped)} rows are invalid; first: {skipped[0]}" if skipped else "there are no rows"

@@ -45,6 +45,8 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"the row after {last} is not valid CSV ({error}); check for an unclosed quote") from error
     except (OSError, EOFError, ValueError, ArithmeticError, zlib.error, pa.ArrowException) as error:
         place = f"after {where}" if where else "from the start"
-        raise DataError(f"{path} cannot be read {place} ({error}); fetch or write the file again") from error
+        raise DataError(
+            f"{path} cannot be read {place} ({error}); correct the file, or fetch or write it again"
+        ) from error
     if where is None:
         raise DataError(f"{path} holds no rows")

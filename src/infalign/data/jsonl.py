@@ -16,11 +16,13 @@ ENDINGS = tuple(f"{name}{packed}" for name in (".jsonl", ".json") for packed in 
 def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the object of each line that is not blank, or of each item if the file is one list over several lines."""
     listed: list[str] | None = None
+    begun = False
     with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
-        for number, (where, line) in enumerate(lines(file, path)):
+        for where, line in lines(file, path):
             check_expansion(path, file.tell())
-            if number == 0 and ".json" in path.suffixes and line.lstrip().startswith("["):
+            if not begun and ".json" in path.suffixes and line.lstrip().startswith("["):
                 listed = []
+            begun = begun or not line.isspace()
             if listed is not None:
                 listed.append(line)
             elif line.strip():
@@ -33,7 +35,7 @@ def _decoded(where: str, text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})") from error
+        raise DataError(f"{where}: not JSON that can be read ({error})") from error
 
 
 def _checked(where: str, row: object) -> dict[str, Any]:

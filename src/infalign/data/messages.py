@@ -155,7 +155,7 @@ def read_json(text: str, column: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"column {column} is not valid JSON ({error})") from None
+        raise DataError(f"column {column} is not JSON that can be read ({error})") from None
 
 
 def read_text(value: object, column: str) -> str:

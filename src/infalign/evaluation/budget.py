@@ -105,7 +105,10 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
     stored_P = [*read_reward_table(path).rewards_by_prompt().values()]
     if (fewest := min(map(len, stored_P))) != (most := max(map(len, stored_P))):
         raise DataError(f"{path} has {fewest} to {most} rewards per prompt; give as many for each")
-    return np.stack(stored_P)
+    rewards_PK = np.stack(stored_P)
+    if not np.isin(rewards_PK, (0.0, 1.0)).all() and not np.ptp(rewards_PK, axis=1).any():
+        raise DataError(f"{path}: no prompt has two different rewards, so there is nothing to gain; score anew")
+    return rewards_PK
 
 
 def print_budgets(budgets: Sequence[Budget], console: Console) -> None:

@@ -22,7 +22,7 @@ Missing = Literal["refuse", "omit", "wrong"]
 Columns = dict[str, list[str]]  # of each role
 ROLES = {  # the column of the first name, or else the only one with another of the names
     "prompt": ("prompt_id", "prompt", "problem", "problem_id", "question", "question_id", "task_id", "doc_id"),
-    "reward": ("reward", "score", "correct", "is_correct", "passed", "success", "acc", "accuracy"),
+    "reward": ("reward", "score", "correct", "is_correct", "passed", "success", "acc", "accuracy", "reference_rewards"),
     "model": ("model", "model_name", "model_id", "policy", "llm", "system", "agent"),
     "answer": ("answer",),
     "sample": ("sample", "sample_id", "sample_index", "index", "epoch", "repeat", "trial", "attempt"),
@@ -44,7 +44,7 @@ class Reading:
     keep: Sequence[str] = ()
     missing: Missing = "refuse"
 
-    def roles(self, names: Sequence[str]) -> tuple[Columns, list[str]]:
+    def roles(self, path: Path, names: Sequence[str]) -> tuple[Columns, list[str]]:
         """Return the columns of each role in a file with columns ``names``, and notes on what was assumed or ignored.
 
         Several columns of rewards are samples of their row, several of models hold these models' rewards. Raises
@@ -63,12 +63,16 @@ class Reading:
                 found[role] = []
             if len(found[role]) > 1:
                 both = " and ".join(found[role])
-                raise DataError(f"columns {both} could be the {role}; choose one: --columns {role}={found[role][0]}")
+                raise DataError(
+                    f"{path}: columns {both} could be the {role}; choose: --columns {role}={found[role][0]}"
+                )
             notes += [f"{role} is read from column {name}." for name in found[role]]
-        for role, chosen in {**dict.fromkeys(self.keep), **self.columns}.items():
+        needed = ["prompt", *["reward"] * (len(found["model"]) < 2), *self.keep]
+        for role, chosen in {**dict.fromkeys(needed), **self.columns}.items():
             if not set(found[role]) & set(names):
                 absent = role if chosen is None else f"{chosen or 'without a name'} for {role}"
-                raise DataError(f"no column {absent}; there are {listed_names(names, NAMED)}")
+                cure = "" if chosen or role in self.keep else f"; choose one with --columns {role}=NAME"
+                raise DataError(f"{path}: no column {absent}; there are {listed_names(names, NAMED)}{cure}")
         if len(found["model"]) > 1:  # each holds the rewards of a model
             found["reward"] = []
         found |= {name: [name] for name in RUNS if name in names}
@@ -101,7 +105,7 @@ def _read_columns(path: Path, reading: Reading) -> RewardTable:
     about = pq.read_metadata(path)
     check_expansion(path, 4 * about.num_rows)  # texts are read as numbers, one for each that differs
     names = about.schema.to_arrow_schema().names
-    roles, notes = reading.roles(names)
+    roles, notes = reading.roles(path, names)
     used = {role: columns[0] for role, columns in roles.items() if columns}
     if any(len(columns) > 1 for columns in roles.values()) or not {"prompt", "reward"} <= set(used):
         raise ValueError("not one column for each role")
@@ -150,7 +154,7 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
     csv = path.suffix == ".csv"  # whose numbers are text
     for where, row in read_rows(path):
         if not roles:
-            roles, notes = reading.roles(list(row))
+            roles, notes = reading.roles(path, list(row))
             found = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
         for response in _responses(row, roles):
             for role, values in found.items():
@@ -159,7 +163,6 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
                 if value is None or value == "":
                     if role == "prompt" or (role == "reward" and reading.missing == "refuse"):
                         cure = "; score the response; pass-at-k --missing omit leaves it out" * (role == "reward")
-                        cure = cure if roles[role] else f"; choose one with --columns {role}=NAME"
                         has = sorted(row) if len(row) <= NAMED else f"{len(row):,} others"
                         raise DataError(f"{where}: column {name} is missing or empty; the row has {has}{cure}")
                     if role in NUMBERS[1:]:

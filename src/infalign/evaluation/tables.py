@@ -39,7 +39,7 @@ def compare_tables(
     procedure.
     """
     blocks = pairing.blocks
-    ours = [parse_procedure(name) for name in procedures]
+    ours = list({procedure.name: procedure for procedure in map(parse_procedure, procedures)}.values())
     theirs = [parse_procedure(base_procedure) if base_procedure else procedure for procedure in ours]
 
     def measure(values: Array) -> dict[str, float]:

@@ -7,12 +7,13 @@ from warnings import catch_warnings, simplefilter
 
 from infalign.core.errors import ConfigError
 from infalign.models.pretrained import load_policy, loading, read_tokenizer, read_weights
+from infalign.models.settings import is_hub_id
 
 
 def adapter_base(folder: str) -> str:
     """Return the folder or hub id of the model that a LoRA adapter was trained on, as the adapter names it.
 
-    Raises ConfigError for an adapter of another kind, or one that names no base.
+    Raises ConfigError for an adapter of another kind, for one that names no base, and for a base that is elsewhere.
     """
     try:
         about = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
@@ -23,6 +24,14 @@ def adapter_base(folder: str) -> str:
         raise ConfigError(
             f"{folder} is an adapter of type {kind} on {base or 'no base'}; only LoRA adapters that name their base "
             "model can be loaded: merge it into its base and use the merged folder"
+        )
+    revision = about.get("revision") or "main"
+    if not Path(base).is_dir() and (revision != "main" or not is_hub_id(base)):
+        said = (
+            f"{folder}/adapter_config.json: base_model_name_or_path is {base}, revision {revision}, and no folder here"
+        )
+        raise ConfigError(
+            f"{said}; set it to a folder with this base, as `hf download --revision` makes one of the hub"
         )
     return base
 
@@ -35,7 +44,7 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     """
     from peft import PeftModel, get_peft_model_state_dict
 
-    cannot = f"{folder} is not an adapter of {model.name_or_path}"
+    cannot = f"cannot merge the LoRA adapter {folder} into {model.name_or_path}"
     found = _weight_names(folder, cannot)
     with loading(cannot), catch_warnings():
         simplefilter("ignore")  # PEFT warns of missing weights
@@ -45,7 +54,8 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     odd = sorted(name for name in found ^ wanted if "lora_" in name or name in wanted)
     if odd:
         raise ConfigError(f"{cannot}: only one of them has {', '.join(odd[:6])}{' …' if len(odd) > 6 else ''}")
-    return adapted.merge_and_unload().eval()
+    with loading(cannot):
+        return adapted.merge_and_unload().eval()
 
 
 def _weight_names(folder: str | Path, cannot: str) -> set[str]:
@@ -69,7 +79,7 @@ def load_merged(folder: str) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification
 
     base = adapter_base(folder)
-    cannot = f"cannot load the LoRA adapter {folder} on its base {base}"
+    cannot = f"cannot load the LoRA adapter {folder} on its base_model_name_or_path, {base}"
     names = {name.removeprefix("base_model.model.") for name in _weight_names(folder, cannot)}
     with loading(cannot):
         about = PeftConfig.from_pretrained(folder)
@@ -80,4 +90,7 @@ def load_merged(folder: str) -> tuple[Any, Any]:
     else:
         model = load_policy(base)[0]
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
-    return merge_adapter(model, folder), read_tokenizer(folder if has_tokenizer else base, cannot)
+    tokenizer = read_tokenizer(folder if has_tokenizer else base, cannot)
+    if len(tokenizer) > len(model.get_input_embeddings().weight):  # tokens that the adapter adds
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return merge_adapter(model, folder), tokenizer

@@ -32,7 +32,7 @@ def read_template(name: str) -> str:
     if name in TEMPLATES:
         return TEMPLATES[name]
     try:
-        return Path(name).read_text(encoding="utf-8")
+        return Path(name).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read the chat template {name} ({error}); give a Jinja file, or {' or '.join(TEMPLATES)}"

@@ -60,6 +60,8 @@ def held(root: Path) -> Iterator[None]:
             write_text(root / HOLDER, json.dumps(about))
         yield
     finally:
+        if not root.is_dir():
+            raise InfalignError(f"the run directory {root} was moved or deleted; rerun with its new place as run_dir")
         if lock.lock_counter == 1:
             (root / HOLDER).unlink(missing_ok=True)
         lock.release()

@@ -1,9 +1,10 @@
 """The model card of a trained policy: what it was trained for, what was measured, and by which judge."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from infalign.core.display import amount, share
+from infalign.core.display import Estimate, amount, share
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
 from infalign.core.user_code import function_name
@@ -14,6 +15,7 @@ from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.results import read_results
+from infalign.report.tables import shown_ks
 from infalign.rewards.settings import RewardSource
 
 ROLES = {
@@ -37,12 +39,13 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
     """
     from huggingface_hub import ModelCardData
 
+    library = "infalign" if getattr(recipe.policies[name], "guide", None) else "transformers"
     found, procedure, base = results["policies"][name], results["procedure"], _on_hub(recipe.policy.model)
     data = ModelCardData(
         model_name=name,
         base_model=base,
         datasets=[s.hub.id for s in recipe.data.sources if s.hub and not Path(s.hub.id).exists()] or None,
-        library_name="transformers",
+        library_name=library,
         pipeline_tag="text-generation",
         tags=["infalign", "rlhf", procedure],
         eval_results=_metrics(results, found),
@@ -51,7 +54,13 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
     if shaping.endswith(".json"):
         method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
-    budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
+    kl, rates, ks = found["kl_budget"], found["win_rates"], shown_ks(results)
+    strength = f"β {found['beta']:.4g}" if kl is None else f"KL budget {kl:g} nats"
+    won = {way: [rates[judge][way] for judge in rates] for way in dict.fromkeys([procedure, "standard"])}
+    measured = _table("win rate, %", *(f"by {judge}" for judge in rates), rows=won)
+    if ks:
+        right = {one: [results["pass_at_k"][one][k] for k in ks] for one in ("reference", name)}
+        measured += "\n\n" + _table("right, %", *(f"pass@{k}" for k in ks), rows=right)
     judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {ROLES[judge]}" for judge in results["judges"])
     return f"""\
 ---
@@ -65,7 +74,8 @@ responses of the reference policy to the same prompt, the rank was transformed, 
 
 - Reference: {base or "a model made in the run"}{tuned}
 - Procedure: {procedure}
-- Method: {method}; transformation Φ of the rank: {shaping}; β {found["beta"]:.4g}{budget}
+- Method: {method}; transformation Φ of the rank: {shaping}; {strength}
+- Loaded by: {library}
 - Ranks: of {prompts} prompts × {recipe.rollout.k} responses; seed {recipe.seed}
 
 ## What was measured
@@ -73,7 +83,7 @@ responses of the reference policy to the same prompt, the rank was transformed, 
 Against the reference under the same procedure, on {results["samples"]} fresh samples for each of {results["prompts"]}
 test prompts, with {results["confidence"]:.0%} intervals over prompts. 50 % is no gain.
 
-{_table(procedure, found["win_rates"])}
+{measured}
 
 KL to the reference: {amount(found["kl"], 3)} nats per response. Mean length: {found["length"]["mean"]:.1f} tokens.
 
@@ -118,14 +128,10 @@ def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _table(first: str, rates: dict[str, Any]) -> str:
-    """Return the win rates of all procedures by all judges, the run's own procedure first."""
-    rows = [["win rate, %", *(f"by {judge}" for judge in rates)], ["---"] * (1 + len(rates))]
-    rows += [
-        [procedure, *(share(of_judge[procedure]) for of_judge in rates.values())]
-        for procedure in dict.fromkeys([first, *rates["reward"]])
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def _table(*columns: str, rows: Mapping[str, Iterable[Estimate]]) -> str:
+    """Return shares in per cent by the names of the rows."""
+    cells = [columns, ["---"] * len(columns), *([name, *map(share, row)] for name, row in rows.items())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def _source(source: RewardSource) -> str:

@@ -17,7 +17,7 @@ from infalign.evaluation.diagnostics import rank_error, saturation
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.pipeline.records import records
-from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy, stored_budgets
+from infalign.recipe.data_dependent import reference_rewards, resolved_policy, stored_budgets
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
@@ -92,7 +92,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         figures=figures,
         lead=(figures["pass_at_k"] + figures["kl"][len(results["judges"]) > 1 :])[:1] + figures["n"][:1],
         results_json=_embedded(layout.results, "application/json"),
-        betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
         budgets=budgets,
         about_budgets=about_budgets(budgets[0]) if budgets else [],
         budget_rows=budget_rows(budgets) if budgets else [],

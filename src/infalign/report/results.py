@@ -1,7 +1,7 @@
 """All numbers of an evaluated run with their intervals, next to theory's predictions."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle, permutations
 from pathlib import Path
@@ -24,6 +24,7 @@ from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
 from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL
 from infalign.report.scored_samples import ScoredSamples
+from infalign.theory.law import Law
 from infalign.training.solvers.base import Solver
 
 FORMAT = 6  # of the numbers; increase it when they change their form, and they are computed anew
@@ -68,29 +69,25 @@ def write_results(
             },
         },
     }
-    if right := _pass_at_k(evaluated, solvers):
-        k = evaluated.pass_at if evaluated.truth == "reward" else None
-        truth = {"by": evaluated.truth, "threshold": evaluated.threshold, "served": k}
-        results |= {"pass_at_k": right, "truth": truth}
+    results |= pass_at_k(evaluated, [*solvers], lambda name, kl: evaluated.law_at(solvers[name], kl))
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
 
-def _pass_at_k(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> dict[str, Any]:
-    """Return pass@k of the reference and each policy, if it is known what is right.
+def pass_at_k(
+    evaluated: ScoredSamples, policies: Sequence[str], law_at: Callable[[str, float], Law | None]
+) -> dict[str, Any]:
+    """Return pass@k of the reference and each policy, and by whose truth; nothing if it is not known what is right.
 
     With it are a policy's leads ``over`` the reference, at the KL that it spent, and over every other policy at one KL
     (`AtOneKL`), None where the two are not comparable.
     """
-    names = ("reference", *solvers)
+    names = ("reference", *policies)
     right = {name: correct_PM for name in names if (correct_PM := evaluated.correct(name)) is not None}
     if len(right) < len(names):
         return {}
-    kls = {name: evaluated.kl(name) for name in solvers}
-    pairs = {
-        pair: AtOneKL.of({name: [name] for name in pair}, kls, lambda name, kl: evaluated.law_at(solvers[name], kl))
-        for pair in permutations(solvers, 2)
-    }
+    kls = {name: evaluated.kl(name) for name in policies}
+    pairs = {pair: AtOneKL.of({name: [name] for name in pair}, kls, law_at) for pair in permutations(policies, 2)}
     found: dict[str, Any] = {name: {} for name in right}
     powers = {2**power for power in range(evaluated.samples.bit_length())}
     for k in sorted(powers | ({evaluated.pass_at} if evaluated.pass_at else set())):
@@ -98,13 +95,14 @@ def _pass_at_k(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> dict[
         passed = {name: metric.of_prompts(rewards_PM) for name, rewards_PM in right.items()}
         for name, values in passed.items():
             over = {"reference": evaluated.intervals.of_differences(values - passed["reference"])}
-            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over if name in solvers else {}}
+            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over if name in policies else {}}
         for (name, other), at in pairs.items():
             both = at.matched(passed, BestOfN(k), passed["reference"])
             comparable = len(both) == 2
             lead = {"kl": at.kl, **both[name].gain_over(both[other], evaluated.intervals)} if comparable else None
             found[name][f"{k}"]["over"][other] = lead
-    return found
+    served = evaluated.pass_at if evaluated.truth == "reward" else None
+    return {"pass_at_k": found, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold, "served": served}}
 
 
 def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -15,7 +15,7 @@ def print_table(root: Path, console: Console) -> None:
     results = read_results(root)
     procedure = results["procedure"]
     if "pass_at_k" in results:
-        _print_pass_at_k(results, console)
+        print_pass_at_k(results, console)
     spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
     ways = dict.fromkeys((procedure, "standard"))
     table = plain_table("policy", "judged by", "KL, nats", *(f"{way}, %" for way in ways))
@@ -46,7 +46,8 @@ def print_table(root: Path, console: Console) -> None:
     say(console, f"\nReport: {root / 'report.html'}")
 
 
-def _print_pass_at_k(results: Numbers, console: Console) -> None:
+def print_pass_at_k(results: Numbers, console: Console) -> None:
+    """Print pass@k of each policy and of the reference."""
     rates, ks = results["pass_at_k"], shown_ks(results)
     table = plain_table("policy", *(f"pass@{k}, %" for k in ks))
     for name, by_k in rates.items():

@@ -79,6 +79,8 @@ class RewardSource(Model):
 
     @model_validator(mode="after")
     def _usable(self) -> "RewardSource":
+        if (self.model or "").endswith(".py"):
+            raise ValueError(f"{self.model} is no model; for a function in it, write {self.model}:NAME as `function`")
         if self.function is not None and self.url is not None:
             raise ValueError("give `function` or `url`, not both")
         if self.api_key_env is not None and self.url is None:

@@ -114,7 +114,7 @@ def _wait_until_ready(started: Started) -> None:
     while time.monotonic() < deadline:
         started.check()
         try:
-            answer = httpx2.get(f"{started.url}/v1/models", timeout=5.0)
+            answer = httpx2.get(f"{started.url}/v1/models", timeout=5.0, trust_env=False)  # no proxy
             if answer.is_success or answer.status_code in KEY_STATUSES:
                 return
         except httpx2.TransportError:

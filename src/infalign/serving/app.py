@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 import time
 from collections import Counter
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Send
 
-LOGGER = logging.getLogger(__name__)
 MAX_BYTES = 4_000_000  # of a request
 MISSING_MODEL = "model_not_found"
 CLIENT_CLOSED_REQUEST = 499  # the status of an answer that nobody reads any more
@@ -169,6 +167,9 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     async def models(request: Request) -> Response:
         names = dict.fromkeys([policy.name, *(f"{policy.name}:{p}" for p in (policy.procedure.name, "standard"))])
         about = {"object": "model", "created": begun, "owned_by": "infalign"}
+        if asked := request.path_params.get("name"):
+            desk.procedure(asked)  # raises for one that is not served
+            return JSONResponse({"id": asked} | about)
         return JSONResponse({"object": "list", "data": [{"id": name} | about for name in names]})
 
     async def health(request: Request) -> Response:
@@ -197,6 +198,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     routes = [
         Route("/v1/chat/completions", checked(chat), methods=["POST"]),
         Route("/v1/models", checked(models)),
+        Route("/v1/models/{name:path}", checked(models)),
         Route("/health", health),
         Route("/metrics", checked(metrics)),
     ]

@@ -162,7 +162,10 @@ def _other_scorer(run: Run, reward: str) -> Scorer:
 
 def _scored(reward: RewardFunction, rows: Sequence[tuple[list[Message], str, str]]) -> list[float]:
     prompts, responses, columns = map(list, zip(*rows, strict=True))
-    rewards = score(reward, prompts, responses, columns=columns, name="reward")
+    try:
+        rewards = score(reward, prompts, responses, columns=columns, name="reward")
+    except DataError as error:
+        raise DataError(f"{error}; columns come from metadata or --input; majority-of-8 needs no reward") from error
     if np.isnan(rewards).any():
         raise DataError("the reward returned None for a response, so responses cannot be ranked; return a number")
     return [*rewards.tolist()]

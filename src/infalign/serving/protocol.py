@@ -149,6 +149,8 @@ def as_error(error: Exception) -> ApiError:
             return ApiError(413, str(error))
         case RefusedError():
             return ApiError(400, str(error), param="model")
+        case DataError():  # of the reward, which gets the request's columns
+            return ApiError(400, str(error), param="metadata")
         case PartialError():
             return ApiError(503, str(error), code="engine_unavailable")
         case InfalignError():

@@ -7,12 +7,13 @@ import gc
 import json
 import os
 import secrets
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
-from infalign.core.http import api_key
+from infalign.core.http import THIS_MACHINE, api_key
 from infalign.core.signals import end_after_signal
 from infalign.data.lines import reject_duplicate_keys
 
@@ -36,7 +37,7 @@ def token_for(host: str) -> str | None:
     Raises ConfigError where one is needed, and for one that no request can carry.
     """
     token = api_key(TOKEN_VARIABLE) if os.environ.get(TOKEN_VARIABLE) else None
-    if host not in ("127.0.0.1", "::1", "localhost") and not token:
+    if host not in THIS_MACHINE and not token:
         raise ConfigError(f"other machines can reach {host}; set {TOKEN_VARIABLE} to a secret that requests must carry")
     return token
 
@@ -60,9 +61,13 @@ async def body_of(request: Request, *, max_bytes: int) -> bytes:
 def read_json(content: bytes) -> Any:
     """Return the value of a body. Raises DataError for what is no JSON, and for a key that an object has twice."""
     try:
-        return json.loads(content.decode(), object_pairs_hook=reject_duplicate_keys)
+        return json.loads(content.decode(), object_pairs_hook=reject_duplicate_keys, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the body is not valid JSON: {error}") from error
+        raise DataError(f"the body is not JSON that can be read: {error}") from error
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> Response:
@@ -74,7 +79,15 @@ def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None
     return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
 
 
-def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) -> None:
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, before anything is loaded. Raises InfalignError for an address that is taken."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InfalignError(f"cannot listen: {error.strerror}; choose another --port or --host") from error
+
+
+def listen(app: Starlette, at: socket.socket, *, grace: int = GRACE_SECONDS) -> None:
     """Serve an application until the process is stopped, which is how a server ends.
 
     Requests that are under way then are answered if that takes no longer than ``grace`` seconds, and cancelled if not.
@@ -83,8 +96,7 @@ def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) 
     import uvicorn
 
     gc.freeze()  # a whole collection would stop all requests for as long as it walks through torch's objects, .2 s
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace))
     stop = server.handle_exit
 
     def handle_exit(*signal: Any) -> None:
@@ -95,4 +107,4 @@ def listen(app: Starlette, host: str, port: int, *, grace: int = GRACE_SECONDS) 
     server.handle_exit = handle_exit
     end_after_signal(grace + 2 * EXIT_SECONDS)  # where code in C holds the interpreter
     with suppress(KeyboardInterrupt, StoppedError):
-        server.run()
+        server.run([at])

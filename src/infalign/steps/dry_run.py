@@ -63,8 +63,9 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     unchecked, counts, examples = _count_data(run, console)
     unchecked += check_setup(recipe)
     for name in ("train", "test") if counts.rows else ():
-        there = counts.rows[f"{name}_prompts"] + counts.rows[f"{name}_prompts_too_long"]
-        check_prompts(name, there, recipe.data.max_prompt_tokens)
+        there, too_long = counts.rows[f"{name}_prompts"], counts.rows[f"{name}_prompts_too_long"]
+        check_prompts(name, there and there + too_long, recipe.data.max_prompt_tokens)  # by estimated lengths
+    _check_rows(wanted(run), counts.rows)
     for url in (recipe.rollout.engine.server[0], *(source.url for source in recipe.rewards.values())):
         _check_server(url, console)
     for name in unchecked:
@@ -104,10 +105,20 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
             counts = f"{counted(pairs, 'preference pair')}, {counted(others, 'demonstration')}"
             counts += f", {counted(alone, 'prompt')} alone" if alone else ""
             counts += f", {counted(skipped, 'invalid row')} left out" if skipped else ""
+            if columns := sorted({name for example in some.examples for name in example.columns}):
+                counts += f"; other columns: {listed_names(columns, 12)}"
             named = source.path or (source.hub and f"{source.hub.id}, {source.hub.split}") or "the built-in world"
             say(console, f"{where}.{i}: {named}: {counts}")
     examples = [example for some in read["data.sources"] for example in some.examples]
     return on_hub, count(run, *read.values(), whole=not on_hub), examples
+
+
+def _check_rows(units: Sequence[Unit], rows: Mapping[str, int]) -> None:
+    """Raise DataError for a unit that trains on a table without rows."""
+    for unit in units:
+        if empty := [made.table.replace("_", " ") for made in unit.passes if rows.get(made.table) == 0]:
+            key = "policy.fit" if unit.stage == "sft" else f"{unit.name}.fit"
+            raise DataError(f"{key} needs {empty[0]}, but the data has none; add rows with responses, or leave it out")
 
 
 def _check_server(url: str | None, console: Console) -> None:
@@ -187,7 +198,7 @@ def _seconds(run: Run, flops: Mapping[str, float]) -> tuple[dict[str, float], st
 
 def _print_policies(recipe: Recipe, console: Console) -> None:
     procedures = dict.fromkeys([Standard(), recipe.procedure])
-    columns = ("policy", "trained on", "KL", "β", "trainer's\nβ")
+    columns = ("policy", "trained on", "KL", "β")
     table = plain_table(*columns, *(f"{p.name}\n%" for p in procedures), breaking=[1])
     for name, policy in recipe.policies.items():
         law = policy.theory.law(recipe.procedure)
@@ -195,9 +206,8 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
             table.add_row(name, policy.method, f"{policy.theory.kl_budget or math.nan:.3g}")
             continue
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
-        betas = (f"{beta:.3g}" for beta in (law.beta, law.beta / policy.shaping.scale))
-        table.add_row(name, policy.method, f"{law.kl:.3g}", *betas, *wins)
-    heading(console, "Policies: KL in nats, the paper's β and the trainer's β, theoretical win rates at this KL")
+        table.add_row(name, policy.method, f"{law.kl:.3g}", f"{law.beta / policy.shaping.scale:.3g}", *wins)
+    heading(console, "Policies: KL in nats, the trainer's β, theoretical win rates at this KL")
     console.print(table)
     for name in recipe.policies:
         for warning in coarse_ranks(recipe, name):

@@ -16,8 +16,9 @@ from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.recipe.settings import Recipe
-from infalign.report.results import sample_numbers
+from infalign.report.results import pass_at_k, sample_numbers
 from infalign.report.scored_samples import ScoredSamples
+from infalign.report.tables import print_pass_at_k
 from infalign.steps.evaluate import evaluation
 from infalign.steps.run import Run
 from infalign.steps.whole_run import do_units, open_run, units
@@ -51,6 +52,10 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
         evaluated = ScoredSamples.of(run.recipe, run.layout)
         numbers = sample_numbers(evaluated, name, evaluated.wins(name, evaluated.procedures()))
         found = {"model": model, "procedure": evaluated.procedure.name, **numbers}
+        known = {one: policy for one, policy in recipe.policies.items() if f"evaluate-{one}" not in left}
+        found |= pass_at_k(
+            evaluated, [*known, name], lambda one, kl: evaluated.law_at(known[one], kl) if one in known else None
+        )
         write_text(run.layout.evaluation(name) / "results.json", json.dumps(found, indent=1))
     return found
 
@@ -77,11 +82,13 @@ def check_fits(model: str, run: Run) -> None:
 
 
 def print_external_policy(found: dict[str, Any], console: Console) -> None:
-    """Print the KL and, for each procedure, the win rate by each judge, with intervals."""
+    """Print for each procedure the win rate by each judge, pass@k and the KL, with intervals."""
     heading(console, f"{found['model']} against the reference: win rates in % by judge")
     rates = found["win_rates"]
     table = plain_table("served", *rates)
     for procedure in dict.fromkeys([found["procedure"], *rates["reward"]]):
         table.add_row(procedure, *(share(of_judge[procedure]) for of_judge in rates.values()))
     console.print(table)
+    if "pass_at_k" in found:
+        print_pass_at_k(found, console)
     say(console, f"KL to the reference: {amount(found['kl'])} nats per response")
