@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,8 @@ from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
 from scipy.special import logsumexp, xlogy
 
-from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, as_rewards, calibrate
+from infalign.core.errors import ConfigError
+from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows
 from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
 
 Objective = Literal["reward", "win-rate"]
@@ -124,10 +124,7 @@ def optimum(
     served = as_procedure(procedure)
     if not looks_at_ranks(served):
         raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
-    rewards = [as_rewards(row) for row in cast(Sequence[ArrayLike], rewards_PK)]
-    if not rewards or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rewards):
-        found = f"rows of shape {', '.join(sorted({str(row.shape) for row in rewards}))}" if rewards else "no prompts"
-        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {found}")
+    rewards = reward_rows(rewards_PK)
     if objective not in (None, *(known := get_args(Objective))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
     values = np.unique(np.concatenate(rewards))

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, tied_prompts
 from infalign.method.optimum import Objective, Optimal, Optimum, optimum
 from infalign.method.procedures import Served, rewinds
-from infalign.method.shapings import Shaping, budget_beta, mean_kl, rank_transform, shape_rollouts
+from infalign.method.shapings import Shaping, rank_transform
+from infalign.theory.aims import stored_beta
 from infalign.theory.law import Law, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 
@@ -114,35 +113,3 @@ class NoTheory(MethodTheory):
 
     def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> None:
         return None
-
-
-def tied_prompts(sorted_PK: Array) -> NDArray[np.bool_]:
-    """Return whether some of a prompt's sorted rewards are equal, (P,)."""
-    return np.asarray((sorted_PK[:, 1:] == sorted_PK[:, :-1]).any(axis=1))
-
-
-def stored_beta(shaping: Shaping, sorted_PK: Array, kl: float) -> float:
-    """Return the β of raw Φ at which π_ref·e^{Φ/β}/Z spends ``kl`` nats, a mean over prompts with sorted rewards.
-
-    Where rewards of a prompt tie, or Φ does not shape the rank, the law is that over its K rollouts; otherwise ranks
-    are continuous, which K rollouts tell apart only to 1/K. Raises ConfigError for a budget that cannot be spent.
-    """
-    transform, tied_P = rank_transform(shaping), tied_prompts(sorted_PK)
-    if transform is None or tied_P.all():
-        return budget_beta(shape_rollouts(shaping, sorted_PK), kl) * shaping.scale
-    start = law_at_kl(transform, kl=kl).beta
-    if not tied_P.any():
-        return start
-    shaped_PK, share = shape_rollouts(shaping, sorted_PK[tied_P]), float(tied_P.mean())
-
-    def excess(log_beta: float) -> float:
-        beta = float(np.exp(log_beta))
-        spent = share * mean_kl(shaped_PK, beta / shaping.scale)
-        return spent + (1.0 - share) * aligned_law(transform, beta=beta).kl - kl
-
-    low = high = float(np.log(start))
-    while excess(high) > 0:
-        high += 0.5
-    while excess(low) < 0:
-        low -= 0.5
-    return float(np.exp(brentq(excess, low, high, xtol=1e-12))) if low < high else start
