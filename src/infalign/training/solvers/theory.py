@@ -13,7 +13,7 @@ from infalign.method.optimum import Objective, Optimal, Optimum, optimum
 from infalign.method.procedures import Served, rewinds
 from infalign.method.shapings import Shaping, rank_transform
 from infalign.theory.aims import stored_beta
-from infalign.theory.law import Law, aligned_law, law_at_kl
+from infalign.theory.law import RankLaw, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 
 References = Callable[[], Array]
@@ -33,13 +33,13 @@ class MethodTheory:
         """The name of the method's curve in figures: its shaping, or the optimum for the procedure."""
         return self.shaping.name
 
-    def law(self, procedure: Served) -> Law | None:
+    def law(self, procedure: Served) -> RankLaw | None:
         """Return the law of an unrestricted policy at the budget or β; None where there is none."""
         if self.kl_budget is not None:
             return self.law_at(procedure, self.kl_budget)
         return self._law(procedure, beta=self.beta)
 
-    def law_at(self, procedure: Served, kl: float) -> Law | None:
+    def law_at(self, procedure: Served, kl: float) -> RankLaw | None:
         """Return the law at a KL of ``kl`` nats; None where there is none, or the method cannot spend that KL."""
         try:
             return self._law(procedure, kl=kl)
@@ -66,7 +66,7 @@ class MethodTheory:
         law = self.law(procedure)
         return None if law is None else law.kl
 
-    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> Law | None:
+    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> RankLaw | None:
         if (transform := rank_transform(self.shaping)) is None:
             return None
         return law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
@@ -103,7 +103,7 @@ class ProcedureTheory(OptimumTheory):
             return super(ProcedureTheory, self)._budget_beta(procedure, rewards_PK, kl)
         return optimal(procedure, kl=kl).beta
 
-    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> Law:
+    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> RankLaw:
         return optimal(procedure, kl=kl, beta=beta).law
 
 
