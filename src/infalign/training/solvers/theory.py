@@ -86,8 +86,7 @@ class OptimumTheory(MethodTheory):
     def stored_optimum(self, procedure: Served, rewards_PK: Array) -> Optimum:
         """Return the optimum, with half a success more than each prompt has among 0/1 rewards."""
         assert not rewinds(procedure)
-        strength = {"kl": self.kl_budget, "beta": self.beta}
-        return optimum(rewards_PK, procedure, **strength, objective=self.objective, smoothed=True)
+        return optimum(rewards_PK, procedure, kl=self.kl_budget, beta=self.beta, objective=self.objective)
 
     def _budget_beta(self, procedure: Served, rewards_PK: Array, kl: float) -> float:
         known = self.shaping if isinstance(self.shaping, Optimal) else self.stored_optimum(procedure, rewards_PK)
