@@ -11,16 +11,14 @@ from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 from scipy.special import expit, kl_div, log_expit, logsumexp
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
 from infalign.method.calibration import Array, as_rewards, calibrate, stacked
+from infalign.method.roots import LOWEST_LOG_BETA, find_log_beta
 from infalign.method.transforms import SPELLINGS as TRANSFORMATIONS
 from infalign.method.transforms import Transformation, at_ranks, parse_transform, spelled_by
-
-LOWEST_LOG_BETA = -690.0  # of shaped rewards with range 1; quotients by a smaller β overflow
 
 
 class Shaping(Protocol):
@@ -206,17 +204,14 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
     shaped_PK = np.asarray(shaped_PK, float)
     spread = float(np.ptp(shaped_PK, axis=1).max(initial=0.0)) or 1.0
     scaled_PK = shaped_PK / spread
-    largest = mean_kl(scaled_PK, np.exp(LOWEST_LOG_BETA))
-    if not 0 < kl < largest:
+    root = find_log_beta(lambda x: mean_kl(scaled_PK, np.exp(x)), kl) if kl > 0 else None
+    if root is None or not root.found:
         raise ConfigError(
             f"{shaped_PK.shape[1]} rollouts per prompt cannot spend a KL of {kl:g} nats; it must be positive and "
-            f"below {largest:.4g} (the mean of log K minus the log of ties at the top): lower the budget or sample "
-            "more rollouts"
+            f"below {mean_kl(scaled_PK, np.exp(LOWEST_LOG_BETA)):.4g} (the mean of log K minus the log of ties at the "
+            "top): lower the budget or sample more rollouts"
         )
-    highest = -0.5 * np.log(kl)  # a tilt by rewards of range 1 has a KL of at most 1/(8β²)
-    return spread * float(
-        np.exp(brentq(lambda x: mean_kl(scaled_PK, np.exp(x)) - kl, LOWEST_LOG_BETA, highest, xtol=1e-12))
-    )
+    return spread * float(np.exp(root.log_beta))
 
 
 def _checked(rewards: ArrayLike, reference_rewards_K: Array) -> Array:

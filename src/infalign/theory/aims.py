@@ -12,13 +12,13 @@ from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, reward_table, tied_prompts
 from infalign.method.laws import Law, best_of
 from infalign.method.optimum import Objective, Optimal, optimum, pair_of
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
+from infalign.method.roots import find_log_beta
 from infalign.method.shapings import (
     Ranked,
     Shaping,
@@ -236,16 +236,10 @@ def stored_beta(shaping: Shaping, sorted_PK: Array, kl: float) -> float:
     if not tied_P.any():
         return start
     spending = _spending(shaping, sorted_PK)
-
-    def excess(log_beta: float) -> float:
-        return spending(float(np.exp(log_beta))) - kl
-
-    low = high = float(np.log(start))
-    while excess(high) > 0:
-        high += 0.5
-    while excess(low) < 0:
-        low -= 0.5
-    return float(np.exp(brentq(excess, low, high, xtol=1e-12))) if low < high else start
+    root = find_log_beta(lambda x: spending(float(np.exp(x))), kl, start=float(np.log(start)), step=0.5)
+    if not root.found:
+        raise ConfigError(f"{shaping.name} cannot spend {kl:g} nats on these rewards; the maximum is {root.kl:.4g}")
+    return float(np.exp(root.log_beta))
 
 
 def _spending(shaping: Shaping, sorted_PK: Array) -> Callable[[float], float]:

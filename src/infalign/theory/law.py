@@ -7,20 +7,18 @@ every integral is resolved, and a law carries the error that is left.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
+from infalign.method.roots import LOWEST_LOG_BETA, find_log_beta
 from infalign.method.transforms import Function, Tabulated, Transformation, as_transform, normalized_beta
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
-LOWEST_LOG_BETA = -690.0  # log β for the normalized Φ; below it lie the smallest floating-point numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +115,13 @@ def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
             panels = found.panels
         return found
 
-    @cache  # the panels of another β change the last digits, and with them perhaps the sign
-    def excess(log_beta: float) -> float:
-        return float(np.log(max(law(log_beta).kl, 1e-300) / kl))
-
-    inside, step = 0.0, 2.0
-    outside = inside
-    sign = np.sign(excess(inside))
-    while sign != 0 and np.sign(excess(outside)) == sign:
-        if outside == LOWEST_LOG_BETA:
-            raise ConfigError(
-                f"{transform.name} cannot reach a KL of {kl:g} nats; the maximum is {law(outside).kl:.4g}, "
-                "at the smallest β of floating-point numbers"
-            )
-        inside, outside, step = outside, max(outside + sign * step, LOWEST_LOG_BETA), 2.0 * step
-    root = inside if sign == 0 else brentq(excess, inside, outside, xtol=1e-13, rtol=1e-14)
-    return aligned_law(transform, beta=float(np.exp(log_scale + root)))
+    root = find_log_beta(lambda log_beta: law(log_beta).kl, kl, step=2.0)
+    if not root.found:
+        raise ConfigError(
+            f"{transform.name} cannot reach a KL of {kl:g} nats; the maximum is {root.kl:.4g}, "
+            "at the smallest β of floating-point numbers"
+        )
+    return aligned_law(transform, beta=float(np.exp(log_scale + root.log_beta)))
 
 
 def training_beta(transform: Transformation | str, *, kl: float) -> float:
