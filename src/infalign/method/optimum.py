@@ -23,6 +23,7 @@ from infalign.method.calibration import Array, as_rewards, calibrate, reward_row
 from infalign.method.laws import Law
 from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
 from infalign.method.roots import find_log_beta
+from infalign.method.shapings import NotByRank
 
 Objective = Literal["reward", "win-rate"]
 Pair = tuple[float, float]  # the rewards of a failure and of a success
@@ -34,7 +35,7 @@ SLACK = 1e-9  # of a bracket, nats
 
 
 @dataclass(frozen=True, slots=True)
-class Optimal:
+class Optimal(NotByRank):
     """The transformed reward of the optimum for a procedure at ``beta``, as a shaping.
 
     The class of a reward is found among its prompt's references; between and beyond them the reward has the derivative

@@ -16,7 +16,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.roots import LOWEST_LOG_BETA, find_log_beta
-from infalign.method.transforms import Function, Tabulated, Transformation, as_transform, normalized_beta
+from infalign.method.transforms import Transformation, as_transform, normalized_beta
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 
@@ -83,7 +83,7 @@ def aligned_law(transform: Transformation, *, beta: float) -> RankLaw:
 
     KL = E_f[log f] in nats. Raises ConfigError unless beta is positive and finite, and for a Φ that is NaN or +∞.
     """
-    return _resolved(transform, beta, _panels(transform))
+    return _resolved(transform, beta, graded(edges=transform.edges))
 
 
 def check_kl(kl: float) -> None:
@@ -105,13 +105,13 @@ def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
     """
     transform = as_transform(transform)
     check_kl(kl)
-    panels = _panels(transform)
+    panels = graded(edges=transform.edges)
     log_scale = np.log(transform.scale)
 
     def law(log_beta: float) -> RankLaw:
         nonlocal panels
         found = _resolved(transform, float(np.exp(log_scale + log_beta)), panels)
-        if len(found.panels.start) < 2 * len(_panels(transform).start):  # the next β needs similar panels
+        if len(found.panels.start) < 2 * len(graded(edges=transform.edges).start):  # the next β needs similar panels
             panels = found.panels
         return found
 
@@ -136,11 +136,6 @@ def training_beta(transform: Transformation | str, *, kl: float) -> float:
     return normalized_beta(transform, law_at_kl(transform, kl=kl).beta)
 
 
-def _panels(transform: Transformation) -> Panels:
-    """Return the panels to start from; between the knots of a table they see one polynomial each."""
-    return graded(edges=transform.v) if isinstance(transform, Tabulated) else graded()
-
-
 def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw:
     if not (beta > 0 and np.isfinite(beta)):
         raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
@@ -161,7 +156,7 @@ def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw
 def _law(transform: Transformation, beta: float, panels: Panels, error: float = 0.0) -> RankLaw:
     log_density = _log_density(transform, beta, panels)
     density = np.exp(log_density)
-    if isinstance(transform, Function):
+    if transform.is_rounded:
         error += np.finfo(float).eps * float(density.max())  # u is rounded, and f varies over 1/max f
     kl = float(np.sum(panels.weight * information(log_density)))
     cdf = np.clip(panels.cumulative(density), 0.0, 1.0)
