@@ -5,7 +5,6 @@ else; its law over stored rollouts takes their rewards.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar, Self
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, reward_table, tied_prompts
-from infalign.method.laws import Law, best_of
+from infalign.method.laws import Law, Measure, best_of
 from infalign.method.optimum import Objective, Optimal, optimum, pair_of
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
 from infalign.method.roots import find_log_beta
@@ -212,44 +211,31 @@ def tilted(
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
         raise ConfigError(f"beta must be positive and finite, found {beta}")
-    sorted_PK = np.sort(rewards, axis=1)
-    found = float(beta) if beta is not None else stored_beta(shaped_by, sorted_PK, float(kl or 0.0)) / shaped_by.scale
-    by_ranks = shaped_by.transform is not None and not tied_prompts(sorted_PK).any()
-    spent = kl if kl is not None else _spending(shaped_by, sorted_PK)(found * shaped_by.scale)
-    log_ratios_PK = log_ratios(shape_rollouts(shaped_by, rewards), found)
-    return Law(log_ratios_PK, rewards, shaped_by, found, spent, "ranks" if by_ranks else "rollouts")
+    found, spent, over = _strength(shaped_by, np.sort(rewards, axis=1), kl, beta)
+    return Law(log_ratios(shape_rollouts(shaped_by, rewards), found), rewards, shaped_by, found, spent, over)
 
 
-def stored_beta(shaping: Shaping, sorted_PK: Array, kl: float) -> float:
-    """Return the β of raw Φ at which π_ref·e^{Φ/β}/Z spends ``kl`` nats, a mean over prompts with sorted rewards.
-
-    Where rewards of a prompt tie, or Φ does not shape the rank, the law is that over its K rollouts; otherwise ranks
-    are continuous, which K rollouts tell apart only to 1/K. Raises ConfigError for a budget that cannot be spent.
-    """
+def _strength(shaping: Shaping, sorted_PK: Array, kl: float | None, beta: float | None) -> tuple[float, float, Measure]:
+    """Return the trainer's β, the KL that it spends, and which KL that is: given one of both, the other."""
     transform, tied_P = shaping.transform, tied_prompts(sorted_PK)
-    if transform is None or tied_P.all():
-        return budget_beta(shape_rollouts(shaping, sorted_PK), kl) * shaping.scale
-    start = law_at_kl(transform, kl=kl).beta
-    if not tied_P.any():
-        return start
-    spending = _spending(shaping, sorted_PK)
-    root = find_log_beta(lambda x: spending(float(np.exp(x))), kl, start=float(np.log(start)), step=0.5)
-    if not root.found:
-        raise ConfigError(f"{shaping.name} cannot spend {kl:g} nats on these rewards; the maximum is {root.kl:.4g}")
-    return float(np.exp(root.log_beta))
-
-
-def _spending(shaping: Shaping, sorted_PK: Array) -> Callable[[float], float]:
-    """Return the mean KL of these laws as a function of the β of raw Φ."""
-    transform, tied_P = shaping.transform, tied_prompts(sorted_PK)
-    if transform is None or tied_P.all():
-        shaped_PK = shape_rollouts(shaping, sorted_PK)
-        return lambda beta: mean_kl(shaped_PK, beta / shaping.scale)
-    if not tied_P.any():
-        return lambda beta: aligned_law(transform, beta=beta).kl
-    shaped_PK, share = shape_rollouts(shaping, sorted_PK[tied_P]), float(tied_P.mean())
+    by_rollouts_P = np.full(len(tied_P), True) if transform is None else tied_P
+    share, shaped_PK = float(by_rollouts_P.mean()), shape_rollouts(shaping, sorted_PK[by_rollouts_P])
+    over: Measure = "rollouts" if share else "ranks"
 
     def spent(beta: float) -> float:
-        return share * mean_kl(shaped_PK, beta / shaping.scale) + (1.0 - share) * aligned_law(transform, beta=beta).kl
+        over_rollouts = share * mean_kl(shaped_PK, beta) if share else 0.0
+        if transform is None or share == 1.0:
+            return over_rollouts
+        return over_rollouts + (1.0 - share) * aligned_law(transform, beta=beta * shaping.scale).kl
 
-    return spent
+    if kl is None:
+        return (given := float(beta or 0.0)), spent(given), over
+    if transform is None or share == 1.0:
+        return budget_beta(shaped_PK, kl), kl, over
+    found = law_at_kl(transform, kl=kl).beta / shaping.scale
+    if share:
+        root = find_log_beta(lambda x: spent(float(np.exp(x))), kl, start=float(np.log(found)), step=0.5)
+        if not root.found:
+            raise ConfigError(f"{shaping.name} cannot spend {kl:g} nats on these rewards; the maximum is {root.kl:.4g}")
+        found = float(np.exp(root.log_beta))
+    return found, kl, over
