@@ -103,8 +103,8 @@ def test_the_recipe_is_for_the_procedure_and_has_the_best_transformation_with_a_
     aware = recipe.policies["aware"]
     found = choose(recipe.procedure, kl=0.4, rollouts=recipe.rollout.k).candidates
     named = {one.transform.name: one.behind for one in found if not one.transform.name.startswith("optimal")}
-    assert aware.shaping.name == min(named, key=lambda name: named[name])
-    assert {policy.theory.kl_budget for policy in recipe.policies.values()} == {0.4}
+    assert aware.transformation == min(named, key=lambda name: named[name])
+    assert {policy.budget for policy in recipe.policies.values()} == {0.4}
     assert list(recipe.policies) == (["aware"] if procedure == "standard" else ["aware", "ordinary"])
 
 
@@ -144,7 +144,7 @@ def test_questions_and_a_checker_make_a_recipe_for_pass_at_k(
     assert main("init", *words)[::2] == (0, "")
     recipe, text = load_recipe("recipe.yaml"), Path("recipe.yaml").read_text()
     assert (recipe.evaluate.truth, recipe.judge, recipe.evaluate.max_n) == ("reward", None, 32)
-    assert [policy.theory.kl_budget for policy in recipe.policies.values()] == [0.1, 0.1]
+    assert [policy.budget for policy in recipe.policies.values()] == [0.1, 0.1]
     assert recipe.policies["ordinary"].shaping.name == "raw"
     assert "transform: optimal  " in text
     assert (recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens) == lengths

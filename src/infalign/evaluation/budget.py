@@ -51,13 +51,11 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Sequen
     if np.isin(rewards, (0.0, 1.0)).all() and isinstance(procedure, BestOfN | WorstOfN):
         metric = f"pass{'@' if isinstance(procedure, BestOfN) else '^'}{procedure.n}"
     silent = float((np.ptp(rewards, axis=1) == 0).mean())
-    laws_LK, prompts_L = np.unique(rewards, axis=0, return_counts=True)
     found = []
     for kl, limit in zip(kls, _limits(rewards, procedure, kls), strict=True):
-        best = optimum(rewards, procedure, kl=kl, objective="reward", smoothed=True)
-        weights_LK = np.exp([best.shaping.log_ratios(law_K) for law_K in laws_LK])
-        effective_L = weights_LK.sum(axis=1) ** 2 / (weights_LK**2).sum(axis=1)
-        effective = float(np.average(effective_L, weights=prompts_L))
+        best = optimum(rewards, procedure, kl=kl, objective="reward")
+        weights_PK = np.exp(best.log_ratios_PK)
+        effective = float((weights_PK.sum(axis=1) ** 2 / (weights_PK**2).sum(axis=1)).mean())
         found.append(Budget(metric, prompts, rollouts, silent, best.largest_kl, kl, best.beta, effective, limit))
     return found
 
@@ -71,7 +69,7 @@ def _limits(sorted_PK: Array, procedure: RankProcedure, kls: Sequence[float]) ->
         return worth(Counts(sorted_PK.sum(axis=1), sorted_PK.shape[1]), procedure, kls, known=True)
 
     def served(shaped_for: RankProcedure, kl: float) -> Array:
-        laws_PK = optimum(sorted_PK, shaped_for, kl=kl, objective="reward").laws_PK
+        laws_PK = optimum(sorted_PK, shaped_for, kl=kl, objective="reward", smoothed=False).probabilities_PK
         cdf = np.pad(np.minimum(laws_PK.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))
         return np.asarray((np.diff(procedure.distortion(cdf), axis=1) * sorted_PK).sum(axis=1))
 

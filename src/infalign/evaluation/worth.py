@@ -17,7 +17,7 @@ from infalign.core.errors import ConfigError
 from infalign.evaluation.extrapolation import RATES, Counts
 from infalign.evaluation.intervals import Estimate
 from infalign.method.calibration import Array
-from infalign.method.optimum import Laws
+from infalign.method.optimum import Classes
 from infalign.method.procedures import RankProcedure, Standard, as_procedure, looks_at_ranks
 
 BETAS = np.exp(np.linspace(8.0, -10.0, 49))
@@ -116,5 +116,5 @@ def _shifts(rates: tuple[float, ...], procedure: Any) -> Array:
     """Return what optima add to the log odds of a right response of a prompt with each rate, (β, rates)."""
     taken = np.array(rates)
     shares, verdicts = np.stack([1.0 - taken, taken], axis=1), np.tile([0.0, 1.0], (taken.size, 1))
-    laws = Laws(shares, verdicts, verdicts, np.arange(taken.size), procedure, "reward")
+    laws = Classes(shares, verdicts, verdicts, np.arange(taken.size), procedure, "reward")
     return np.stack([0.0 * taken, *(-laws.solve(beta).g[:, 0] / beta for beta in BETAS)])

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Served, Standard
-from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
+from infalign.recipe.stored_laws import law_numbers
 from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL
 from infalign.report.scored_samples import ScoredSamples
-from infalign.theory.law import Law
+from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver
 
 FORMAT = 6  # of the numbers; increase it when they change their form, and they are computed anew
@@ -75,7 +74,7 @@ def write_results(
 
 
 def pass_at_k(
-    evaluated: ScoredSamples, policies: Sequence[str], law_at: Callable[[str, float], Law | None]
+    evaluated: ScoredSamples, policies: Sequence[str], law_at: Callable[[str, float], RankLaw | None]
 ) -> dict[str, Any]:
     """Return pass@k of the reference and each policy, and by whose truth; nothing if it is not known what is right.
 
@@ -120,14 +119,14 @@ def _policy_numbers(
     evaluated: ScoredSamples, name: str, policy: Solver, wins: Mapping[str, Mapping[str, Array]]
 ) -> dict[str, Any]:
     """Return the numbers of one policy."""
-    aim = evaluated.procedure
+    of_law = evaluated.layout.law(policy.data_needs.teacher or name)  # bond has none
     found = sample_numbers(evaluated, name, wins)
     return {
         "method": policy.method,
-        "transform": policy.shaping.name,
+        "transform": policy.transformation,
         "solver": policy.solver,
-        "kl_budget": policy.theory.kl_budget,
-        "beta": policy.theory.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
+        "kl_budget": policy.budget,
+        "beta": law_numbers(of_law)["paper_beta"] if of_law.exists() else None,
         **found,
         "theory": _theory(evaluated, policy, found["kl"]["mean"]),
     }

@@ -13,7 +13,7 @@ from infalign.core.display import STYLE as ANY_STYLE
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
 from infalign.report.verdict_text import SPOKEN, Numbers, names_by_n
-from infalign.theory.law import Law
+from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
@@ -40,9 +40,9 @@ class Look:
     color: str
     marker: str
     solver: Solver
-    law_at: Callable[[Solver, float], Law | None]  # `ScoredSamples.law_at`
+    law_at: Callable[[Solver, float], RankLaw | None]  # `ScoredSamples.law_at`
 
-    def law(self, kl: float) -> Law | None:
+    def law(self, kl: float) -> RankLaw | None:
         """Return the law that theory gives for the policy's method at a KL, or None."""
         return self.law_at(self.solver, max(kl, 1e-6))
 
@@ -52,7 +52,7 @@ class Curve:
     """The laws that theory gives for a method at some KLs (nats), and how their win rates are drawn."""
 
     kls: list[float]
-    laws: list[Law]
+    laws: list[RankLaw]
     color: str
     label: str
 
@@ -62,7 +62,7 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
     found: dict[str, Curve] = {}
     for look in looks.values():
-        if (aim := look.solver.theory.objective_name) not in found:
+        if (aim := look.solver.transformation) not in found:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
                 found[aim] = Curve([*laws], [*laws.values()], look.color, f"theory, {aim}")

@@ -7,24 +7,22 @@ every integral is resolved, and a law carries the error that is left.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
-from infalign.method.transforms import Function, Tabulated, Transformation, as_transform, normalized_beta
+from infalign.method.roots import LOWEST_LOG_BETA, find_log_beta
+from infalign.method.transforms import Transformation, as_transform, normalized_beta
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
-LOWEST_LOG_BETA = -690.0  # log β for the normalized Φ; below it lie the smallest floating-point numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class RankLaw:
     """The law of the calibrated reward u under an aligned policy, at nodes ``u`` with quadrature weights ``weight``.
 
     ``error`` estimates the absolute error of its KL and of the win rates of smooth procedures; 1e-12 is usual. It
@@ -60,7 +58,7 @@ class Law:
             lambda law: distortion(served, law.cdf_at).distortion(law.cdf) * theirs.density(law.u)
         )
 
-    def integral(self, integrand: "Callable[[Law], Array]") -> float:
+    def integral(self, integrand: "Callable[[RankLaw], Array]") -> float:
         """Return the integral over u of what ``integrand`` gives at the nodes, on panels that resolve it."""
 
         def integrands(panels: Panels) -> tuple[Array, ...]:
@@ -80,12 +78,12 @@ class Law:
         return float(procedure.expected_draws(self.cdf_at(procedure.quantile)))
 
 
-def aligned_law(transform: Transformation, *, beta: float) -> Law:
+def aligned_law(transform: Transformation, *, beta: float) -> RankLaw:
     """Return the law of the optimal policy of RLHF with reward Φ(C) and KL weight ``beta`` (for the paper's raw Φ).
 
     KL = E_f[log f] in nats. Raises ConfigError unless beta is positive and finite, and for a Φ that is NaN or +∞.
     """
-    return _resolved(transform, beta, _panels(transform))
+    return _resolved(transform, beta, graded(edges=transform.edges))
 
 
 def check_kl(kl: float) -> None:
@@ -96,7 +94,7 @@ def check_kl(kl: float) -> None:
         raise ConfigError(f"a KL of {kl:g} leaves the base policy unchanged; give at least {MIN_KL:g} nats")
 
 
-def law_at_kl(transform: Transformation | str, *, kl: float) -> Law:
+def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
     """Return the law whose KL to the base is ``kl`` nats; its ``beta`` is the KL weight to train with.
 
     Raises ConfigError if no β reaches that KL, saying what is the largest KL in reach.
@@ -107,32 +105,23 @@ def law_at_kl(transform: Transformation | str, *, kl: float) -> Law:
     """
     transform = as_transform(transform)
     check_kl(kl)
-    panels = _panels(transform)
+    panels = graded(edges=transform.edges)
     log_scale = np.log(transform.scale)
 
-    def law(log_beta: float) -> Law:
+    def law(log_beta: float) -> RankLaw:
         nonlocal panels
         found = _resolved(transform, float(np.exp(log_scale + log_beta)), panels)
-        if len(found.panels.start) < 2 * len(_panels(transform).start):  # the next β needs similar panels
+        if len(found.panels.start) < 2 * len(graded(edges=transform.edges).start):  # the next β needs similar panels
             panels = found.panels
         return found
 
-    @cache  # the panels of another β change the last digits, and with them perhaps the sign
-    def excess(log_beta: float) -> float:
-        return float(np.log(max(law(log_beta).kl, 1e-300) / kl))
-
-    inside, step = 0.0, 2.0
-    outside = inside
-    sign = np.sign(excess(inside))
-    while sign != 0 and np.sign(excess(outside)) == sign:
-        if outside == LOWEST_LOG_BETA:
-            raise ConfigError(
-                f"{transform.name} cannot reach a KL of {kl:g} nats; the maximum is {law(outside).kl:.4g}, "
-                "at the smallest β of floating-point numbers"
-            )
-        inside, outside, step = outside, max(outside + sign * step, LOWEST_LOG_BETA), 2.0 * step
-    root = inside if sign == 0 else brentq(excess, inside, outside, xtol=1e-13, rtol=1e-14)
-    return aligned_law(transform, beta=float(np.exp(log_scale + root)))
+    root = find_log_beta(lambda log_beta: law(log_beta).kl, kl, step=2.0)
+    if not root.found:
+        raise ConfigError(
+            f"{transform.name} cannot reach a KL of {kl:g} nats; the maximum is {root.kl:.4g}, "
+            "at the smallest β of floating-point numbers"
+        )
+    return aligned_law(transform, beta=float(np.exp(log_scale + root.log_beta)))
 
 
 def training_beta(transform: Transformation | str, *, kl: float) -> float:
@@ -147,12 +136,7 @@ def training_beta(transform: Transformation | str, *, kl: float) -> float:
     return normalized_beta(transform, law_at_kl(transform, kl=kl).beta)
 
 
-def _panels(transform: Transformation) -> Panels:
-    """Return the panels to start from; between the knots of a table they see one polynomial each."""
-    return graded(edges=transform.v) if isinstance(transform, Tabulated) else graded()
-
-
-def _resolved(transform: Transformation, beta: float, panels: Panels) -> Law:
+def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw:
     if not (beta > 0 and np.isfinite(beta)):
         raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
     least = float(np.exp(LOWEST_LOG_BETA)) * transform.scale
@@ -169,15 +153,15 @@ def _resolved(transform: Transformation, beta: float, panels: Panels) -> Law:
     return _law(transform, beta, panels, error)
 
 
-def _law(transform: Transformation, beta: float, panels: Panels, error: float = 0.0) -> Law:
+def _law(transform: Transformation, beta: float, panels: Panels, error: float = 0.0) -> RankLaw:
     log_density = _log_density(transform, beta, panels)
     density = np.exp(log_density)
-    if isinstance(transform, Function):
+    if transform.is_rounded:
         error += np.finfo(float).eps * float(density.max())  # u is rounded, and f varies over 1/max f
     kl = float(np.sum(panels.weight * information(log_density)))
     cdf = np.clip(panels.cumulative(density), 0.0, 1.0)
     u, v, weight = panels.u.ravel(), panels.v.ravel(), panels.weight.ravel()
-    return Law(transform, beta, kl, error, u, v, log_density.ravel(), cdf.ravel(), weight, panels)
+    return RankLaw(transform, beta, kl, error, u, v, log_density.ravel(), cdf.ravel(), weight, panels)
 
 
 def _log_density(transform: Transformation, beta: float, panels: Panels) -> Array:
