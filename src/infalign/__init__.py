@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     )
     from infalign.method.reward import CalibratedReward
     from infalign.method.transforms import Exponential, Function, Tabulated, parse_transform
+    from infalign.policies.evaluate import evaluate
+    from infalign.policies.score import score
     from infalign.rewards.classifier import ClassifierReward
     from infalign.sampling.calibrated_prompts import calibrate_prompts
+    from infalign.sampling.sample import Rollouts, sample
     from infalign.steps.whole_run import run
     from infalign.theory.choose import choose
     from infalign.theory.law import law_at_kl, training_beta
@@ -46,12 +49,14 @@ __all__ = [
     "RankDensity",
     "RewardTable",
     "RewindAndRepeat",
+    "Rollouts",
     "Tabulated",
     "WorstOfN",
     "advantages",
     "calibrate",
     "calibrate_prompts",
     "choose",
+    "evaluate",
     "law_at_kl",
     "measure",
     "optimal",
@@ -62,6 +67,8 @@ __all__ = [
     "pass_at_k",
     "read_rewards",
     "run",
+    "sample",
+    "score",
     "training_beta",
     "training_worth",
     "win_rates",
@@ -82,6 +89,9 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "theory.choose",
     "evaluation.win_rates",
     "rewards.classifier",
+    "sampling.sample",
+    "policies.score",
+    "policies.evaluate",
     "sampling.calibrated_prompts",
     "steps.whole_run",
 )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, ClassVar, Protocol, Union
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean, nearest, spelling
@@ -27,6 +27,9 @@ MAX_DRAWS = 10_000  # of one prompt; what compares them grows with their square
 Draws = Annotated[int, Field(ge=2, le=MAX_DRAWS)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=100)]  # also of files and folders
 NOT_IN_TEXT = re.compile("[\0\ud800-\udfff]")  # what neither a file's name nor UTF-8 can have
+
+
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 class Settings(BaseModel):
@@ -132,3 +135,34 @@ def shown(value: object) -> str:
     """Return a value as a message shows it, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def checked(kind: type[Checked], given: Mapping[str, Any], what: str) -> Checked:
+    """Return settings that are given from Python. Raises ConfigError, which begins with ``what``, for what is wrong."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(f"{what}: " + "; ".join(explain(e) for e in error.errors())) from error
+
+
+def explain(error: ErrorDetails) -> str:
+    """Say in one clause what is wrong with one key."""
+    location = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    match error["type"]:
+        case "unknown_key":
+            return f"unknown key `{location}`; {error['msg']}"
+        case "missing":
+            return f"`{location}` is missing"
+        case "no_settings":
+            return f"`{location}` {error['msg']}{_found(error)}"
+        case "string_pattern_mismatch":
+            return f"`{location}`: a name can contain letters, digits, - and _ only"
+        case "value_error":
+            message = error["msg"].removeprefix("Value error, ")
+            return f"`{location}`: {message}" if location else message
+        case _:
+            return f"`{location}`: {error['msg']}{_found(error)}"
+
+
+def _found(error: ErrorDetails) -> str:
+    return f", found {shown(error['input'])}" if isinstance(error["input"], (str, int, float, bool)) else ""
