@@ -14,7 +14,7 @@ from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
-from infalign.theory.law import Law
+from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver, ToBestOfN
 from infalign.training.solvers.on_policy import OnPolicy
 
@@ -54,7 +54,7 @@ class MethodPolicies:
                     self.by_budget[budget].append(name)
         self.recipe = source.model_copy(update={"policies": policies})
 
-    def law_at(self, name: str, nats: float) -> Law | None:
+    def law_at(self, name: str, nats: float) -> RankLaw | None:
         """Return theory's law of a policy at this KL; None if there is none."""
         return self.recipe.policies[name].theory.law_at(self.recipe.procedure, nats)
 

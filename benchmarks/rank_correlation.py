@@ -16,7 +16,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.transforms import Transformation
-from infalign.theory.law import Law, aligned_law, information, law_at_kl
+from infalign.theory.law import RankLaw, aligned_law, information, law_at_kl
 from infalign.theory.tabulation import table_of_knots
 
 SCORES = np.linspace(-8.0, 8.0, 401)
@@ -41,7 +41,7 @@ class CorrelatedLaw:
     rho: float
     kl: float
     beta: float  # of the paper's raw Φ
-    law: Law
+    law: RankLaw
 
 
 def law_at_rank_correlation(transform: Transformation, *, rho: float, kl: float) -> CorrelatedLaw:

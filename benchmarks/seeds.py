@@ -28,7 +28,7 @@ from infalign.recipe.settings import Recipe
 from infalign.report.equal_kl import MIN_KL, AtOneKL, Matched, widen
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.verdict_text import SPOKEN
-from infalign.theory.law import Law, law_at_kl
+from infalign.theory.law import RankLaw, law_at_kl
 from infalign.theory.optimum import optimal
 
 DEFAULT_SEEDS = ("0", "1", "2")
@@ -201,7 +201,7 @@ class Seed:
         trained = {} if self.policies is None else self.policies.by_method
         return trained | ({BEST_OF_N: [*self.best_of_n]} if self.with_best_of_n else {})
 
-    def law_at(self, name: str, nats: float) -> Law | None:
+    def law_at(self, name: str, nats: float) -> RankLaw | None:
         """Return theory's law of a policy at so many nats; None if there is none."""
         assert self.policies is not None
         return self.policies.law_at(name, nats)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infalign.integrations.logs import read_rewards
     from infalign.method.calibration import calibrate
     from infalign.method.group_advantages import advantages
+    from infalign.method.laws import Law, best_of
     from infalign.method.optimum import optimum
     from infalign.method.procedures import (
         BestOfN,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from infalign.sampling.calibrated_prompts import calibrate_prompts
     from infalign.sampling.sample import Rollouts, sample
     from infalign.steps.whole_run import run
+    from infalign.theory.aims import tilted
     from infalign.theory.choose import choose
     from infalign.theory.law import law_at_kl, training_beta
     from infalign.theory.optimum import optimal
@@ -44,6 +46,7 @@ __all__ = [
     "ClassifierReward",
     "Exponential",
     "Function",
+    "Law",
     "Mixture",
     "OrderStatistics",
     "RankDensity",
@@ -53,6 +56,7 @@ __all__ = [
     "Tabulated",
     "WorstOfN",
     "advantages",
+    "best_of",
     "calibrate",
     "calibrate_prompts",
     "choose",
@@ -69,6 +73,7 @@ __all__ = [
     "run",
     "sample",
     "score",
+    "tilted",
     "training_beta",
     "training_worth",
     "win_rates",
@@ -82,10 +87,12 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "integrations.logs",
     "method.transforms",
     "method.reward",
+    "method.laws",
     "method.optimum",
     "method.group_advantages",
     "theory.law",
     "theory.optimum",
+    "theory.aims",
     "theory.choose",
     "evaluation.win_rates",
     "rewards.classifier",

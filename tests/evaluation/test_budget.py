@@ -22,7 +22,7 @@ def test_what_a_budget_buys() -> None:
     shares = (CHECKED.sum(axis=1) + 0.5) / 5
     assert found.by_shares == pytest.approx((1 - (1 - shares) ** 2).mean())
     assert found.largest_kl == pytest.approx(-np.log(shares).mean())
-    best = optimum(CHECKED, BestOfN(2), kl=0.1, smoothed=True)
+    best = optimum(CHECKED, BestOfN(2), kl=0.1)
     weights = np.exp(best.shaped_PK / found.beta)
     weights /= ((1 - shares) * np.exp(best.shaping([0.0], CHECKED[1])[0]) + shares * weights[:, -1])[:, None]
     assert found.reached == best.value > found.by_shares

@@ -26,7 +26,7 @@ def masses(laws_PK: Array, rewards_PK: Array) -> list[float]:
 )
 def test_one_success_of_five(n: int, beta: float, success: float, kl: float | None) -> None:
     """Logit q = logit p + N(1 − q)^(N − 1)/β."""
-    found = optimum([[0, 0, 0, 0, 1]], BestOfN(n), beta=beta)
+    found = optimum([[0, 0, 0, 0, 1]], BestOfN(n), beta=beta, smoothed=False)
     assert found.laws_PK[0, -1] == pytest.approx(success, abs=1e-11)
     assert kl is None or found.kl == pytest.approx(kl, abs=2e-9)
     assert found.shaped_PK[0, -1] - found.shaped_PK[0, 0] == pytest.approx(n * (1 - success) ** (n - 1), abs=1e-9)
@@ -48,7 +48,7 @@ def test_four_classes(objective: Objective, q: tuple[float, ...], value: float, 
 
 def test_one_beta_spends_the_mean_budget() -> None:
     """Eight prompts, two of which have no signal."""
-    found = optimum(CHECKED, BestOfN(4), kl=0.3)
+    found = optimum(CHECKED, BestOfN(4), kl=0.3, smoothed=False)
     assert (found.beta, found.value) == (pytest.approx(0.197554, abs=1e-6), pytest.approx(0.844498, abs=1e-6))
     successes = [float(law[row == 1].sum()) for law, row in zip(found.laws_PK, CHECKED, strict=True)]
     known = (0, 0.45610, 0.49090, 0.53208, 0.58536, 0.67175, 0.87888, 1)
@@ -69,7 +69,7 @@ def test_no_other_policy_is_better(procedure: RankProcedure) -> None:
         rewards = np.sort(rng.choice(rng.normal(size=rng.integers(1, 5)), size=8))
         values, counts = np.unique(rewards, return_counts=True)
         beta = float(np.exp(rng.uniform(-3, 1)))
-        found = optimum(rewards[None], procedure, beta=beta, objective="reward")
+        found = optimum(rewards[None], procedure, beta=beta, objective="reward", smoothed=False)
         q, p = np.array(masses(found.laws_PK, rewards[None])), counts / 8
         best = objective_of(q, p, values, procedure, beta)
         assert best == pytest.approx(found.value - beta * found.kl, abs=1e-9)
@@ -109,15 +109,15 @@ def test_a_reward_off_the_sample_has_the_derivative_of_a_class_of_its_own() -> N
 
 
 def test_training_takes_a_half_success_more() -> None:
-    """The shaping and `smoothed` agree: (c + ½)/(K + 1), also where no rollout or every one succeeds."""
-    found = optimum(CHECKED, BestOfN(8), kl=0.3, smoothed=True)
+    """(c + ½)/(K + 1), also where no rollout or every one succeeds."""
+    found = optimum(CHECKED, BestOfN(8), kl=0.3)
     assert shape_rollouts(found.shaping, CHECKED) == pytest.approx(found.shaped_PK, abs=1e-9)
     never = found.shaping([0.0, 1.0], CHECKED[0])
     gain = never[1] - never[0]
     odds = np.exp(gain / found.beta) * 0.5 / 32.5
     assert gain == pytest.approx(8 * (1 / (1 + odds)) ** 7, abs=1e-9)
-    assert optimum(CHECKED, BestOfN(8), beta=0.2, objective="win-rate", smoothed=True).kl == pytest.approx(
-        optimum(CHECKED, BestOfN(8), beta=0.4, smoothed=True).kl, abs=1e-9
+    assert optimum(CHECKED, BestOfN(8), beta=0.2, objective="win-rate").kl == pytest.approx(
+        optimum(CHECKED, BestOfN(8), beta=0.4).kl, abs=1e-9
     )
 
 
@@ -125,22 +125,22 @@ def test_where_the_kl_jumps_the_largest_below_the_budget_is_spent() -> None:
     """Worst-of-N switches groups of prompts at once."""
     rewards = np.array([[0.0] * 28 + [1.0] * 4] * 3)
     with pytest.warns(UserWarning, match=r"of a KL of 0\.5 nats only .* jumps from there to 2\.08"):
-        found = optimum(rewards, WorstOfN(8), kl=0.5)
+        found = optimum(rewards, WorstOfN(8), kl=0.5, smoothed=False)
     assert found.kl < 0.4
-    assert optimum(rewards, WorstOfN(8), beta=found.beta * 0.999).kl > 0.5
+    assert optimum(rewards, WorstOfN(8), beta=found.beta * 0.999, smoothed=False).kl > 0.5
 
 
 def test_a_jump_that_leaves_a_budget_unspent_says_what_can_be_spent() -> None:
     """Of .372 nats Worst-of-8 spends next to nothing, of .69 all, without a word."""
     with pytest.warns(UserWarning, match=r"0\.372 nats only 0\.000334 are spent, .* worst-of-8 jumps .* to 0\.663"):
-        optimum([[0, 1]], "worst-of-8", kl=0.372)
-    assert optimum([[0, 1]], "worst-of-8", kl=0.69).kl == pytest.approx(0.69)
+        optimum([[0, 1]], "worst-of-8", kl=0.372, smoothed=False)
+    assert optimum([[0, 1]], "worst-of-8", kl=0.69, smoothed=False).kl == pytest.approx(0.69)
 
 
 @pytest.mark.parametrize("pair", [(-1.0, 1.0), (0.0, 5.0), (0.25, 0.5)])
 @pytest.mark.parametrize("smoothed", [False, True])
 def test_two_other_rewards_are_a_failure_and_a_success(pair: tuple[float, float], smoothed: bool) -> None:
-    """The laws are those of 0 and 1, smoothed or not, and so is the shaping, also where no rollout succeeds."""
+    """The laws are those of 0 and 1, smoothed or not, and so is the shaping, by which the stored rewards are shaped."""
     low, high = pair
     plain = optimum(CHECKED, "best-of-8", kl=0.3, smoothed=smoothed)
     found = optimum(low + (high - low) * CHECKED, "best-of-8", kl=0.3, smoothed=smoothed)
@@ -148,6 +148,7 @@ def test_two_other_rewards_are_a_failure_and_a_success(pair: tuple[float, float]
     assert found.value == pytest.approx(low + (high - low) * plain.value)
     shaped = found.shaping(pair, np.full(32, low))
     assert shaped == pytest.approx((high - low) * plain.shaping([0.0, 1.0], np.zeros(32)))
+    assert shape_rollouts(plain.shaping, CHECKED) == pytest.approx(plain.shaped_PK, abs=1e-9)
 
 
 def test_log_ratios_do_not_depend_on_the_type_of_rewards() -> None:
@@ -162,7 +163,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
     """A budget with the largest, graded rewards without an objective, both or neither of kl and beta, and NaN."""
     largest = -np.log([c / 32 or 1 for c in COUNTS]).mean()
     with pytest.raises(ConfigError, match=rf"below {largest:.4g}, the mean of −log"):
-        optimum(CHECKED, BestOfN(4), kl=5.0)
+        optimum(CHECKED, BestOfN(4), kl=5.0, smoothed=False)
     with pytest.raises(ConfigError, match="name the objective, reward or win-rate"):
         optimum(GRADED, BestOfN(4), kl=0.1)
     for given in ({}, {"kl": 0.1, "beta": 0.1}):
@@ -177,7 +178,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(DataError, match="prompts × 2 rollouts or more, found no prompts"):
         optimum(np.empty((0, 4)), "best-of-2", beta=0.1)
     with pytest.raises(ConfigError, match=r"0\.3 nats for best-of-100000 cannot be computed; lower the KL"):
-        optimum([[0, 0, 0, 1]], "best-of-100000", kl=0.3)
+        optimum([[0, 0, 0, 1]], "best-of-100000", kl=0.3, smoothed=False)
 
 
 def test_prompts_may_have_different_numbers_of_rollouts() -> None:

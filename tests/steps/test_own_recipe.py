@@ -95,7 +95,7 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert "the only judge is the reward used in training" in (tmp_path / "run" / "report.html").read_text()
     # The policy is trained on the optimum of the stored rewards, all 0 or 1, and what its budget buys is said before.
     references = read_table(tmp_path / "run" / "calibrated.parquet")["reference_rewards"].to_pylist()
-    best = optimum(references, BestOfN(4), kl=0.2, smoothed=True)
+    best = optimum(references, BestOfN(4), kl=0.2)
     assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == best.beta
     assert out.index("pass@4 today") < out.index(f"\n0.2   {100 * best.value:.1f}") < out.index("train-aware")
     assert "What a KL budget gains" in (tmp_path / "run" / "report.html").read_text()

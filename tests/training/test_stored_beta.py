@@ -65,7 +65,7 @@ def test_rewards_without_ties_have_the_beta_of_continuous_ranks(transform: Expon
 
 def test_maxk_has_the_beta_of_the_optimum() -> None:
     """For 0/1 rewards that of pass@4 for the reward itself, half of it for the win rate, else that of ranks."""
-    best = optimum(CHECKED, BestOfN(4), kl=0.2, smoothed=True).beta
+    best = optimum(CHECKED, BestOfN(4), kl=0.2).beta
     settings = {"solver": "maxk", "kl_budget": 0.2}
     by_reward = read_solver(**settings, objective="reward")
     assert by_reward.theory.raw_beta(BestOfN(4), lambda: CHECKED) == best
@@ -84,7 +84,7 @@ def test_what_a_given_n_spends_is_not_known_by_ranks_that_tie() -> None:
 
 def test_a_prompt_without_a_success_is_trained_on() -> None:
     """By the optimum its failures have the target log((1 − q)/(1 − p̃)), p̃ = ½/(K + 1); others sum to 1 by p̃ and q."""
-    shaping = optimum(CHECKED, BestOfN(8), kl=0.2, smoothed=True).shaping
+    shaping = optimum(CHECKED, BestOfN(8), kl=0.2).shaping
     for c, targets_K in zip(COUNTS, regression_targets(CHECKED, shaping, shaping.beta), strict=True):
         p = (c + 0.5) / (K + 1)
         q = expit(brentq(lambda x, p=p: x - logit(p) - 8 * expit(-x) ** 7 / shaping.beta, -9, 99, xtol=1e-13))
@@ -128,7 +128,7 @@ def test_a_student_of_an_optimum_has_the_shaping_of_its_teacher(tmp_path: Path) 
     policies["student"].find_teacher(policies)
     layout = Layout(tmp_path)
     write_table(layout.calibrated, pa.table({"reference_rewards": CHECKED.tolist()}))
-    best = optimum(CHECKED, BestOfN(4), kl=0.2, smoothed=True)
+    best = optimum(CHECKED, BestOfN(4), kl=0.2)
     for name in policies:
         found = resolved_policy(name, policies, BestOfN(4), layout)
         assert isinstance(found.shaping, Optimal)

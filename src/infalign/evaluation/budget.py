@@ -60,7 +60,7 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Iterab
     laws_LK, prompts_L = np.unique(np.sort(rewards, axis=1), axis=0, return_counts=True)
 
     def at(kl: float) -> Budget:
-        best = optimum(rewards, procedure, kl=kl, objective="reward", smoothed=True)
+        best = optimum(rewards, procedure, kl=kl, objective="reward")
         weights_LK = np.exp([best.shaping.log_ratios(law_K) for law_K in laws_LK])
         effective_L = weights_LK.sum(axis=1) ** 2 / (weights_LK**2).sum(axis=1)
         return Budget(

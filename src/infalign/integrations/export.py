@@ -14,7 +14,7 @@ from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import prompts_of
 from infalign.method.shapings import parse_shaping
 from infalign.recipe.data_dependent import reference_rewards
-from infalign.training.solvers.theory import stored_beta
+from infalign.theory.aims import tilted
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     rows = zip(prompts_of(table), *columns, strict=True)
     write_table(path, pa.Table.from_pylist([adapter.row(*row) | {"columns": row[-1]} for row in rows]))
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
-    beta = stored_beta(shaping, reference_rewards(this.layout), kl) / shaping.scale
+    beta = tilted(reference_rewards(this.layout), shaping, kl=kl).beta
     launch = Launch(this.reference, str(path), beta, *lengths)
     words: list[str] = adapter.command(launch)
     return path, words

@@ -29,6 +29,28 @@ def as_rewards(values: Any, what: str = "rewards") -> Array:
     return found.astype(float, copy=False)
 
 
+def reward_rows(rewards_PK: Any) -> list[Array]:
+    """Return the rewards of each prompt's K rollouts. Raises DataError unless each has 2 finite numbers or more."""
+    rows = [as_rewards(row) for row in rewards_PK]
+    if not rows or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rows):
+        found = f"rows of shape {', '.join(sorted({str(row.shape) for row in rows}))}" if rows else "no prompts"
+        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {found}")
+    return rows
+
+
+def reward_table(rewards_PK: Any) -> Array:
+    """Return the rewards (P, K) of as many rollouts for each prompt. Raises as `reward_rows`."""
+    rows = reward_rows(rewards_PK)
+    if (fewest := min(row.size for row in rows)) < (most := max(row.size for row in rows)):
+        raise DataError(f"prompts have {fewest} to {most} rewards; give as many for each")
+    return np.stack(rows)
+
+
+def tied_prompts(sorted_PK: Array) -> NDArray[np.bool_]:
+    """Return whether some of a prompt's sorted rewards are equal, (P,)."""
+    return np.asarray((sorted_PK[:, 1:] == sorted_PK[:, :-1]).any(axis=1))
+
+
 def not_a_number(value: object) -> str | None:
     """Return why ``value`` is not a number that a float holds, and what to do; None if it is. True and "1" are not."""
     if isinstance(value, bool) or not isinstance(value, Real):

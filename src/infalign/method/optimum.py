@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,8 @@ from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
 from scipy.special import logsumexp, xlogy
 
-from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, as_rewards, calibrate
+from infalign.core.errors import ConfigError
+from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows
 from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
 
 Objective = Literal["reward", "win-rate"]
@@ -38,14 +38,14 @@ class Optimal:
     """The transformed reward of the optimum for a procedure at ``beta``, as a shaping.
 
     The class of a reward is found among its prompt's references; between and beyond them the reward has the derivative
-    of J in a response of its own there. Where all references are one of the ``pair``, the second c of K times, the
-    shares are those of (c + ½)/(K + 1) successes: 0 of 32 does not mean that there are none.
+    of J in a response of its own there. Where there is a ``pair``, and all references are one of it, the second c of K
+    times, the shares are those of (c + ½)/(K + 1) successes: 0 of 32 does not mean that there are none.
     """
 
     procedure: RankProcedure
     beta: float
     objective: Objective = "reward"
-    pair: Pair = (0.0, 1.0)
+    pair: Pair | None = None
     scale = 1.0
 
     @property
@@ -104,34 +104,33 @@ def optimum(
     kl: float | None = None,
     beta: float | None = None,
     objective: Objective | None = None,
-    smoothed: bool = False,
+    smoothed: bool = True,
 ) -> Optimum:
     """Return the policy that maximizes the mean of J − β·KL on K stored rewards of each of P prompts, exact for ties.
 
     Where K differs between prompts, ``laws_PK`` and ``shaped_PK`` are object arrays with a row of K for each prompt.
     Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards are equal at 0. ``objective``
     is the expected served reward or the win rate against the reference served alike; for 0/1 rewards they have the same
-    optima (β of the win rate is half as large) and the first is the default. ``smoothed`` takes (c + ½)/(K + 1) for the
-    share of c successes, as training does, for rewards of two values; the law over rollouts then leaves out the mass of
-    what none of them is. Where no β spends ``kl``, as Worst-of-N can have it, ``kl`` of the result is the largest below
-    it, and below 95 % of it a UserWarning says so. Raises ConfigError for a budget that cannot be spent, with the
-    largest, and for graded rewards without an objective; DataError for rewards that are not finite.
+    optima (β of the win rate is half as large) and the first is the default. The share of c successes of K, where
+    rewards have two values, is (c + ½)/(K + 1): a prompt without a success is trained on too, and the law over its
+    rollouts leaves out the mass of what none of them is. Not ``smoothed`` it is c/K.
 
-    >>> o = optimum([[0, 0, 0, 0, 1]], "best-of-4", beta=0.5)
+    Where no β spends ``kl``, as Worst-of-N can have it, ``kl`` of the result is the largest below it, and below 95 % of
+    it a UserWarning says so. Raises ConfigError for a budget that cannot be spent, with the largest, and for graded
+    rewards without an objective; DataError for rewards that are not finite.
+
+    >>> o = optimum([[0, 0, 0, 0, 1]], "best-of-4", beta=0.5, smoothed=False)
     >>> round(float(o.laws_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
     (0.463074, 0.174683)
     """
     served = as_procedure(procedure)
     if not looks_at_ranks(served):
         raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
-    rewards = [as_rewards(row) for row in cast(Sequence[ArrayLike], rewards_PK)]
-    if not rewards or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rewards):
-        found = f"rows of shape {', '.join(sorted({str(row.shape) for row in rewards}))}" if rewards else "no prompts"
-        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {found}")
+    rewards = reward_rows(rewards_PK)
     if objective not in (None, *(known := get_args(Objective))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
     values = np.unique(np.concatenate(rewards))
-    pair = (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
+    pair: Pair | None = (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
     if objective is None:
         if values.size > 2:
             raise ConfigError(
@@ -143,7 +142,8 @@ def optimum(
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
         raise ConfigError(f"beta must be positive and finite, found {beta}")
-    laws = Laws.of([np.sort(row) for row in rewards], served, objective, pair if smoothed else None)
+    pair = pair if smoothed else None
+    laws = Laws.of([np.sort(row) for row in rewards], served, objective, pair)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
     solved = laws.solve(found_beta)
     rows = list(zip(rewards, laws.of_prompt, strict=True))

@@ -202,7 +202,7 @@ def optimal_log_ratios(
     if isinstance(shaping, Optimal):
         return np.maximum([shaping.log_ratios(rewards_K) for rewards_K in rewards_PK], least)
     found_PK = log_ratios(shape_rollouts(shaping, rewards_PK), beta / shaping.scale)
-    return log_ratios(np.maximum(found_PK, least), 1.0)
+    return found_PK if least == -np.inf else log_ratios(np.maximum(found_PK, least), 1.0)
 
 
 def mean_kl(shaped_PK: Array, beta: float) -> float:

@@ -11,7 +11,7 @@ from infalign.evaluation.intervals import Confidence
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.transforms import Identity
-from infalign.theory.law import Law, law_at_kl
+from infalign.theory.law import RankLaw, law_at_kl
 
 MAX_KL_RATIO = 4.0  # a method is left out if it spends under a quarter of the median KL
 MIN_KL = 1e-3  # nats; a policy with a smaller KL has learned nothing, and any share of no gain is noise
@@ -55,14 +55,14 @@ class AtOneKL:
     not_bracketed: Mapping[str, float]
     methods: Mapping[str, Sequence[str]]
     kls: Mapping[str, Array]
-    law_at: Callable[[str, float], Law | None]
+    law_at: Callable[[str, float], RankLaw | None]
 
     @classmethod
     def of(
         cls,
         methods: Mapping[str, Sequence[str]],
         kls: Mapping[str, Array],
-        law_at: Callable[[str, float], Law | None],
+        law_at: Callable[[str, float], RankLaw | None],
         *,
         median: float | None = None,
         far: Mapping[str, float] | None = None,
@@ -86,7 +86,7 @@ class AtOneKL:
         above = {m: smallest_kl(own) for m, own in spent.items() if m not in left_out and smallest_kl(own) > kl}
         return cls(median, kl, left_out, above, near, kls, law_at)
 
-    def law(self, method: str, nats: float) -> Law | None:
+    def law(self, method: str, nats: float) -> RankLaw | None:
         """Return theory's law of a method, that of its policy nearest to this KL; None if there is none."""
         nearest = min(self.methods[method], key=lambda name: abs(float(self.kls[name].mean()) - nats))
         return self.law_at(nearest, max(nats, SMALLEST))

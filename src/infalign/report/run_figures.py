@@ -13,7 +13,7 @@ from infalign.core.display import STYLE as ANY_STYLE
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
 from infalign.report.verdict_text import SPOKEN, Numbers, names_by_n
-from infalign.theory.law import Law
+from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
@@ -40,9 +40,9 @@ class Look:
     color: str
     marker: str
     solver: Solver
-    law_at: Callable[[Solver, float], Law | None]  # `ScoredSamples.law_at`
+    law_at: Callable[[Solver, float], RankLaw | None]  # `ScoredSamples.law_at`
 
-    def law(self, kl: float) -> Law | None:
+    def law(self, kl: float) -> RankLaw | None:
         """Return the law that theory gives for the policy's method at a KL, or None."""
         return self.law_at(self.solver, max(kl, 1e-6))
 
@@ -52,7 +52,7 @@ class Curve:
     """The laws that theory gives for a method at some KLs (nats), and how their win rates are drawn."""
 
     kls: list[float]
-    laws: list[Law]
+    laws: list[RankLaw]
     color: str
     label: str
 

@@ -16,7 +16,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Served, Standard, WorstOfN
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.theory.law import Law
+from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver
 
 
@@ -90,7 +90,7 @@ class ScoredSamples:
         n = self.procedure.n if isinstance(self.procedure, BestOfN) else None
         return n if n and n <= self.samples else None
 
-    def law_at(self, policy: Solver, kl: float) -> Law | None:
+    def law_at(self, policy: Solver, kl: float) -> RankLaw | None:
         """Return theory's law of a policy at this KL; None where it has none, or rewards are right or wrong.
 
         Laws are of continuous ranks; 0/1 rewards tie, and pass@k is exact.

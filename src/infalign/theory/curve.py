@@ -8,7 +8,7 @@ import numpy as np
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.procedures import Served, Standard, rewinds
 from infalign.method.transforms import Transformation, normalized_beta, parse_transform
-from infalign.theory.law import Law, aligned_law, law_at_kl
+from infalign.theory.law import RankLaw, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 
 SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at small KL win rates rise like its square root
@@ -33,7 +33,7 @@ class Point:
     win_rate: float
     standard_win_rate: float  # both policies served by one plain draw
     error: float
-    law: Law = field(repr=False)
+    law: RankLaw = field(repr=False)
     draws: float | None = None
     base_draws: float | None = None
     residual: float | None = None

@@ -24,7 +24,7 @@ LOWEST_LOG_BETA = -690.0  # log β for the normalized Φ; below it lie the small
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class RankLaw:
     """The law of the calibrated reward u under an aligned policy, at nodes ``u`` with quadrature weights ``weight``.
 
     ``error`` estimates the absolute error of its KL and of the win rates of smooth procedures; 1e-12 is usual. It
@@ -60,7 +60,7 @@ class Law:
             lambda law: distortion(served, law.cdf_at).distortion(law.cdf) * theirs.density(law.u)
         )
 
-    def integral(self, integrand: "Callable[[Law], Array]") -> float:
+    def integral(self, integrand: "Callable[[RankLaw], Array]") -> float:
         """Return the integral over u of what ``integrand`` gives at the nodes, on panels that resolve it."""
 
         def integrands(panels: Panels) -> tuple[Array, ...]:
@@ -80,7 +80,7 @@ class Law:
         return float(procedure.expected_draws(self.cdf_at(procedure.quantile)))
 
 
-def aligned_law(transform: Transformation, *, beta: float) -> Law:
+def aligned_law(transform: Transformation, *, beta: float) -> RankLaw:
     """Return the law of the optimal policy of RLHF with reward Φ(C) and KL weight ``beta`` (for the paper's raw Φ).
 
     KL = E_f[log f] in nats. Raises ConfigError unless beta is positive and finite, and for a Φ that is NaN or +∞.
@@ -96,7 +96,7 @@ def check_kl(kl: float) -> None:
         raise ConfigError(f"a KL of {kl:g} leaves the base policy unchanged; give at least {MIN_KL:g} nats")
 
 
-def law_at_kl(transform: Transformation | str, *, kl: float) -> Law:
+def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
     """Return the law whose KL to the base is ``kl`` nats; its ``beta`` is the KL weight to train with.
 
     Raises ConfigError if no β reaches that KL, saying what is the largest KL in reach.
@@ -110,7 +110,7 @@ def law_at_kl(transform: Transformation | str, *, kl: float) -> Law:
     panels = _panels(transform)
     log_scale = np.log(transform.scale)
 
-    def law(log_beta: float) -> Law:
+    def law(log_beta: float) -> RankLaw:
         nonlocal panels
         found = _resolved(transform, float(np.exp(log_scale + log_beta)), panels)
         if len(found.panels.start) < 2 * len(_panels(transform).start):  # the next β needs similar panels
@@ -152,7 +152,7 @@ def _panels(transform: Transformation) -> Panels:
     return graded(edges=transform.v) if isinstance(transform, Tabulated) else graded()
 
 
-def _resolved(transform: Transformation, beta: float, panels: Panels) -> Law:
+def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw:
     if not (beta > 0 and np.isfinite(beta)):
         raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
     least = float(np.exp(LOWEST_LOG_BETA)) * transform.scale
@@ -169,7 +169,7 @@ def _resolved(transform: Transformation, beta: float, panels: Panels) -> Law:
     return _law(transform, beta, panels, error)
 
 
-def _law(transform: Transformation, beta: float, panels: Panels, error: float = 0.0) -> Law:
+def _law(transform: Transformation, beta: float, panels: Panels, error: float = 0.0) -> RankLaw:
     log_density = _log_density(transform, beta, panels)
     density = np.exp(log_density)
     if isinstance(transform, Function):
@@ -177,7 +177,7 @@ def _law(transform: Transformation, beta: float, panels: Panels, error: float = 
     kl = float(np.sum(panels.weight * information(log_density)))
     cdf = np.clip(panels.cumulative(density), 0.0, 1.0)
     u, v, weight = panels.u.ravel(), panels.v.ravel(), panels.weight.ravel()
-    return Law(transform, beta, kl, error, u, v, log_density.ravel(), cdf.ravel(), weight, panels)
+    return RankLaw(transform, beta, kl, error, u, v, log_density.ravel(), cdf.ravel(), weight, panels)
 
 
 def _log_density(transform: Transformation, beta: float, panels: Panels) -> Array:

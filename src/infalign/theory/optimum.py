@@ -9,7 +9,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.procedures import Served, as_procedure, rewinds
 from infalign.method.transforms import Tabulated
 from infalign.theory.contest import Contest, Policy
-from infalign.theory.law import MIN_KL, Law, aligned_law, check_kl
+from infalign.theory.law import MIN_KL, RankLaw, aligned_law, check_kl
 from infalign.theory.tabulation import table_of_knots
 
 KNOTS = np.arange(48) / 48  # of the table, in each panel of the solution
@@ -34,7 +34,7 @@ class Optimum:
     win_rate: float
     residual: float
     self_check: float
-    law: Law = field(repr=False)
+    law: RankLaw = field(repr=False)
 
 
 def optimal(
@@ -75,7 +75,7 @@ def certified(contest: Contest, policy: Policy, name: str) -> Optimum:
     return Optimum(contest.procedure, table, policy.beta, policy.kl, won, residual, self_check, law)
 
 
-def stationarity(contest: Contest, law: Law) -> tuple[float, float]:
+def stationarity(contest: Contest, law: RankLaw) -> tuple[float, float]:
     """Return the ``residual`` (see `Optimum`) and the win rate of any law."""
     panels, shape = law.panels, law.panels.weight.shape
     quantile = contest.procedure.quantile if rewinds(contest.procedure) else 0.0

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from infalign.method.procedures import BestOfN
+from infalign.method.laws import best_of
 from infalign.method.shapings import Shaping, optimal_log_ratios
 from infalign.method.transforms import Transformation
 from infalign.training.solvers.base import Shaped, ToBestOfN
@@ -25,7 +25,7 @@ def best_of_n_tuning(n: int) -> Objective:
 
     Its weights raise DataError for fewer than n rollouts.
     """
-    return weighted_likelihood(lambda rewards_K: BestOfN(n).weights(rewards_K[None])[0] * rewards_K.size)
+    return weighted_likelihood(lambda rewards_K: np.exp(best_of(rewards_K[None], n).log_ratios_PK[0]))
 
 
 class Resample(Shaped, Offline):

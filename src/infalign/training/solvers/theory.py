@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, tied_prompts
 from infalign.method.optimum import Objective, Optimal, Optimum, optimum
 from infalign.method.procedures import Served, rewinds
-from infalign.method.shapings import Shaping, budget_beta, mean_kl, rank_transform, shape_rollouts
-from infalign.theory.law import Law, aligned_law, law_at_kl
+from infalign.method.shapings import Shaping, rank_transform
+from infalign.theory.aims import stored_beta
+from infalign.theory.law import RankLaw, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 
 References = Callable[[], Array]
@@ -34,13 +33,13 @@ class MethodTheory:
         """The name of the method's curve in figures: its shaping, or the optimum for the procedure."""
         return self.shaping.name
 
-    def law(self, procedure: Served) -> Law | None:
+    def law(self, procedure: Served) -> RankLaw | None:
         """Return the law of an unrestricted policy at the budget or β; None where there is none."""
         if self.kl_budget is not None:
             return self.law_at(procedure, self.kl_budget)
         return self._law(procedure, beta=self.beta)
 
-    def law_at(self, procedure: Served, kl: float) -> Law | None:
+    def law_at(self, procedure: Served, kl: float) -> RankLaw | None:
         """Return the law at a KL of ``kl`` nats; None where there is none, or the method cannot spend that KL."""
         try:
             return self._law(procedure, kl=kl)
@@ -67,7 +66,7 @@ class MethodTheory:
         law = self.law(procedure)
         return None if law is None else law.kl
 
-    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> Law | None:
+    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> RankLaw | None:
         if (transform := rank_transform(self.shaping)) is None:
             return None
         return law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
@@ -87,8 +86,7 @@ class OptimumTheory(MethodTheory):
     def stored_optimum(self, procedure: Served, rewards_PK: Array) -> Optimum:
         """Return the optimum, with half a success more than each prompt has among 0/1 rewards."""
         assert not rewinds(procedure)
-        strength = {"kl": self.kl_budget, "beta": self.beta}
-        return optimum(rewards_PK, procedure, **strength, objective=self.objective, smoothed=True)
+        return optimum(rewards_PK, procedure, kl=self.kl_budget, beta=self.beta, objective=self.objective)
 
     def _budget_beta(self, procedure: Served, rewards_PK: Array, kl: float) -> float:
         known = self.shaping if isinstance(self.shaping, Optimal) else self.stored_optimum(procedure, rewards_PK)
@@ -104,7 +102,7 @@ class ProcedureTheory(OptimumTheory):
             return super(ProcedureTheory, self)._budget_beta(procedure, rewards_PK, kl)
         return optimal(procedure, kl=kl).beta
 
-    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> Law:
+    def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> RankLaw:
         return optimal(procedure, kl=kl, beta=beta).law
 
 
@@ -114,35 +112,3 @@ class NoTheory(MethodTheory):
 
     def _law(self, procedure: Served, *, kl: float | None = None, beta: float | None = None) -> None:
         return None
-
-
-def tied_prompts(sorted_PK: Array) -> NDArray[np.bool_]:
-    """Return whether some of a prompt's sorted rewards are equal, (P,)."""
-    return np.asarray((sorted_PK[:, 1:] == sorted_PK[:, :-1]).any(axis=1))
-
-
-def stored_beta(shaping: Shaping, sorted_PK: Array, kl: float) -> float:
-    """Return the β of raw Φ at which π_ref·e^{Φ/β}/Z spends ``kl`` nats, a mean over prompts with sorted rewards.
-
-    Where rewards of a prompt tie, or Φ does not shape the rank, the law is that over its K rollouts; otherwise ranks
-    are continuous, which K rollouts tell apart only to 1/K. Raises ConfigError for a budget that cannot be spent.
-    """
-    transform, tied_P = rank_transform(shaping), tied_prompts(sorted_PK)
-    if transform is None or tied_P.all():
-        return budget_beta(shape_rollouts(shaping, sorted_PK), kl) * shaping.scale
-    start = law_at_kl(transform, kl=kl).beta
-    if not tied_P.any():
-        return start
-    shaped_PK, share = shape_rollouts(shaping, sorted_PK[tied_P]), float(tied_P.mean())
-
-    def excess(log_beta: float) -> float:
-        beta = float(np.exp(log_beta))
-        spent = share * mean_kl(shaped_PK, beta / shaping.scale)
-        return spent + (1.0 - share) * aligned_law(transform, beta=beta).kl - kl
-
-    low = high = float(np.log(start))
-    while excess(high) > 0:
-        high += 0.5
-    while excess(low) < 0:
-        low -= 0.5
-    return float(np.exp(brentq(excess, low, high, xtol=1e-12))) if low < high else start

@@ -1,0 +1,76 @@
+"""Laws: what a policy is trained towards, as the log-ratio log π*/π_ref of every stored rollout.
+
+A law is made from rewards alone: `tilted` and `optimum` spend a KL budget or take a β, `best_of` is what Best-of-n
+serves. Solvers read its log-ratios, on-policy solvers its shaping and β.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import kl_div
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.method.calibration import Array, reward_table, tied_prompts
+from infalign.method.procedures import BestOfN
+from infalign.method.shapings import Ranked, Shaping, shape_rollouts
+from infalign.method.transforms import Log
+
+Measure = Literal["rollouts", "classes", "ranks"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Law:
+    """The law π* of a policy, over the K stored rollouts of each of P prompts.
+
+    Where K differs between prompts, the arrays are object arrays with a row of K for each prompt. ``kl`` is the mean KL
+    to the reference in nats, over the K ``rollouts``, over ``classes`` of equal rewards, or of continuous ``ranks``
+    where no rewards of a prompt tie.
+
+    >>> best_of([[0.1, 0.5, 0.3]], 2)
+    Law(shaping=Ranked(transform=Log()), beta=1.0, kl=0.1931471805599453, kl_over='ranks')
+    """
+
+    log_ratios_PK: Array = field(repr=False)  # T = log π*/π_ref; −∞ for what π* never says
+    rewards_PK: Array = field(repr=False)
+    shaping: Shaping  # the reward of a new response, by the sorted rewards of its prompt's rollouts
+    beta: float  # the weight of the KL beside the shaped rewards: what a trainer takes
+    kl: float
+    kl_over: Measure
+
+    def __post_init__(self) -> None:
+        if np.shape(self.log_ratios_PK) != np.shape(self.rewards_PK):
+            raise DataError(
+                f"a law needs a log-ratio for each reward, found shapes {np.shape(self.log_ratios_PK)} and "
+                f"{np.shape(self.rewards_PK)}"
+            )
+
+    @property
+    def paper_beta(self) -> float:
+        """The paper's β, for its unnormalized Φ."""
+        return self.beta * self.shaping.scale
+
+    @property
+    def shaped_PK(self) -> Array:
+        """The rewards of the rollouts for a trainer: shaped among the rollouts of their prompt."""
+        return shape_rollouts(self.shaping, self.rewards_PK)
+
+
+def best_of(rewards_PK: ArrayLike, n: int) -> Law:
+    """Return the law of what Best-of-``n`` serves of the K rollouts, the mean over all sets of n; ties share it.
+
+    Its KL approaches log n − (n − 1)/n nats, and log at β = 1/(n − 1) is the shaping whose optimum it is. Raises
+    ConfigError for n < 2, DataError for fewer rollouts than n and for rewards that are not finite.
+
+    >>> np.exp(best_of([[0.1, 0.5, 0.3]], 2).log_ratios_PK).round(3)  # its probabilities × K
+    array([[0., 2., 1.]])
+    """
+    if n < 2:
+        raise ConfigError(f"Best-of-n needs an n of at least 2, found {n}")
+    rewards = reward_table(rewards_PK)
+    with np.errstate(divide="ignore"):
+        log_ratios_PK = np.log(BestOfN(n).weights(rewards) * rewards.shape[1])
+    tied = bool(tied_prompts(np.sort(rewards, axis=1)).any())
+    kl = float(kl_div(np.exp(log_ratios_PK), 1.0).mean()) if tied else float(np.log(n) - (n - 1) / n)
+    return Law(log_ratios_PK, rewards, Ranked(Log()), 1.0 / (n - 1), kl, "rollouts" if tied else "ranks")
