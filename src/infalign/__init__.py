@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from infalign.method.reward import CalibratedReward
     from infalign.method.transforms import Exponential, Function, Tabulated, parse_transform
     from infalign.policies.evaluate import evaluate
-    from infalign.policies.score import score
+    from infalign.policies.score import calibrate_prompts, score
     from infalign.rewards.classifier import ClassifierReward
-    from infalign.sampling.calibrated_prompts import calibrate_prompts
     from infalign.sampling.sample import Rollouts, sample
     from infalign.steps.whole_run import run
     from infalign.theory.aims import tilted
     from infalign.theory.choose import choose
     from infalign.theory.law import law_at_kl, training_beta
     from infalign.theory.optimum import optimal
+    from infalign.training.fit import fit, fit_online
 
 __all__ = [
     "BestOfN",
@@ -61,6 +61,8 @@ __all__ = [
     "calibrate_prompts",
     "choose",
     "evaluate",
+    "fit",
+    "fit_online",
     "law_at_kl",
     "measure",
     "optimal",
@@ -99,7 +101,7 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "sampling.sample",
     "policies.score",
     "policies.evaluate",
-    "sampling.calibrated_prompts",
+    "training.fit",
     "steps.whole_run",
 )
 

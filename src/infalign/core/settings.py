@@ -1,8 +1,9 @@
 """The base of all settings: an unknown key is an error, values do not change, and text becomes a value on reading."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, Union
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Protocol, Union
 
 from pydantic import (
     BaseModel,
@@ -27,9 +28,6 @@ MAX_DRAWS = 10_000  # of one prompt; what compares them grows with their square
 Draws = Annotated[int, Field(ge=2, le=MAX_DRAWS)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=100)]  # also of files and folders
 NOT_IN_TEXT = re.compile("[\0\ud800-\udfff]")  # what neither a file's name nor UTF-8 can have
-
-
-Checked = TypeVar("Checked", bound=BaseModel)
 
 
 class Settings(BaseModel):
@@ -137,10 +135,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def checked(kind: type[Checked], given: Mapping[str, Any], what: str) -> Checked:
-    """Return settings that are given from Python. Raises ConfigError, which begins with ``what``, for what is wrong."""
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise a ConfigError that begins with ``what`` for settings that the block cannot read."""
     try:
-        return kind.model_validate(given)
+        yield
     except ValidationError as error:
         raise ConfigError(f"{what}: " + "; ".join(explain(e) for e in error.errors())) from error
 

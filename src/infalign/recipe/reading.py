@@ -11,7 +11,7 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from infalign.core.errors import ConfigError
-from infalign.core.settings import NOT_IN_TEXT, checked, shown
+from infalign.core.settings import NOT_IN_TEXT, explained, shown
 from infalign.core.user_code import is_file
 from infalign.method.procedures import respelled
 from infalign.recipe.built_in import find, meant
@@ -53,7 +53,8 @@ def recipe_of(content: bytes, path: Path, overrides: list[str] | None = None) ->
     for override in overrides or []:
         _apply(settings, override)
     _beside(Path(), settings)
-    return checked(Recipe, settings, str(path))
+    with explained(str(path)):
+        return Recipe.model_validate(settings)
 
 
 def _beside(folder: Path, settings: dict[str, Any]) -> None:

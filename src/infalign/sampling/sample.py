@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.progress import shown
-from infalign.core.settings import checked
+from infalign.core.settings import explained
 from infalign.core.storage import is_temporary, listed, read_table, write_table
 from infalign.data.examples import parse_example, to_table
+from infalign.data.messages import prompts_of
 from infalign.models.conversations import prompt_ids
 from infalign.models.policy import AnyModel, Policy, identity, model_name
 from infalign.models.settings import Compute
@@ -74,7 +75,7 @@ class Rollouts:
 
     def save(self, folder: str | Path) -> None:
         """Write the rollouts into a folder that is new or empty."""
-        _check_folder(Path(folder), None)
+        check_folder(Path(folder))
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_table(Path(folder) / PROMPTS, self.asked)
         write_table(shard_path(Path(folder), 0), self.drawn)
@@ -115,15 +116,19 @@ def sample(
     if k < 1:
         raise ConfigError(f"k must be at least 1, found {k}")
     given = {"kind": "server", "url": engine} if isinstance(engine, str) else engine or {}
-    settings = checked(Rollout, {"engine": given}, "sample").engine
+    with explained("sample"):
+        settings = Rollout.model_validate({"engine": given}).engine
     source: Any = Policy.of(model) if settings.is_local else model_name(model)
-    asked = _ask(source.tokenizer if settings.is_local else load_tokenizer(source), prompts)
+    tokenizer, asked = source.tokenizer if settings.is_local else load_tokenizer(source), read_prompts(prompts)
+    tools = [json.loads(columns).get("tools") for columns in listed(asked, "columns")]
+    ids = prompt_ids(tokenizer, prompts_of(asked), tools)
+    asked = asked.append_column("token_ids", pa.array(ids, pa.list_(pa.int32())))
     drawn_with: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "engine": given}
     with nullcontext(folder) if folder is not None else TemporaryDirectory() as place, shown("sample") as report:
         path = Path(place)
         if folder is not None:
             drawn_with["model"] = identity(model)
-            _check_folder(path, drawn_with)
+            check_folder(path, drawn_with)
         path.mkdir(parents=True, exist_ok=True)
         about = json.dumps({"k": k, "drawn_with": drawn_with})
         write_table(path / PROMPTS, asked.replace_schema_metadata({DRAWN_WITH: about}))
@@ -140,19 +145,17 @@ def sample(
         return Rollouts.load(path)
 
 
-def _ask(tokenizer: Any, prompts: AnyPrompts) -> pa.Table:
-    """Return the table `Rollouts.asked`."""
+def read_prompts(prompts: AnyPrompts) -> pa.Table:
+    """Return prompts as the table `Rollouts.asked`, without token ids. Raises DataError for what is no prompt."""
     rows = [one if isinstance(one, Mapping) else {"prompt": one} for one in prompts]
     examples = [parse_example(row, f"prompt {place}") for place, row in enumerate(rows)]
     if not examples:
         raise DataError("there are no prompts; give at least one")
-    ids = prompt_ids(tokenizer, [e.prompt for e in examples], [e.columns.get("tools") for e in examples])
     table = to_table(examples).select(["prompt", "columns"])
-    table = table.add_column(0, "prompt_id", pa.array([e.prompt_id for e in examples], pa.string()))
-    return table.append_column("token_ids", pa.array(ids, pa.list_(pa.int32())))
+    return table.add_column(0, "prompt_id", pa.array([e.prompt_id for e in examples], pa.string()))
 
 
-def _check_folder(folder: Path, drawn_with: Mapping[str, Any] | None) -> None:
+def check_folder(folder: Path, drawn_with: Mapping[str, Any] | None = None) -> None:
     """Raise ConfigError unless a folder is new or empty, or holds rollouts that were ``drawn_with`` the same."""
     if drawn_with is not None and (folder / PROMPTS).is_file():
         metadata = read_table(folder / PROMPTS, []).schema.metadata or {}
