@@ -68,7 +68,7 @@ def trained(name: str, folder: Path, seed: str, procedure: str, form: str, overr
     if not run_dir.exists():
         shutil.copytree(base, run_dir)
     recipe = load_recipe(name, [f"run_dir={run_dir}", f"procedure={procedure}", *settings, *changes(name, form)])
-    budget = next(kl for policy in recipe.policies.values() if (kl := policy.theory.kl_budget) is not None)
+    budget = next(kl for policy in recipe.policies.values() if (kl := policy.budget) is not None)
     more = {OURS: [budget / 2]} if form == "guide" else {}
     policies = MethodPolicies(recipe, methods, [budget], more)
     return Seed(recipe, train_methods(policies, rounds=rounds, console=Console(stderr=True)))

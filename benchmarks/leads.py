@@ -23,7 +23,6 @@ from seeds import Seed, Trained, over_seeds, read_words, share_of_gap
 
 from infalign.core.display import LOOKS, QUIET, panels, save, style
 from infalign.core.errors import ConfigError
-from infalign.recipe.data_dependent import resolved_policy
 from infalign.report.equal_kl import MIN_KL
 from infalign.report.results import at_one_kl, read_results
 from infalign.steps.status import recorded_recipe
@@ -74,7 +73,8 @@ def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
                     axes.plot(kl["mean"], wins["mean"], marker, color=color, label=label)
                 known = [of_seed[name] for of_seed in knows if name in of_seed]
                 most = max(policy["kl"]["mean"] for policy in found)
-                law = resolved_policy(name, policies, aim, seed.evaluated.layout).theory.law_at(aim, max(most, MIN_KL))
+                wanted = policies[name].aim(aim)
+                law = None if wanted is None else wanted.rank_law(max(most, MIN_KL))
                 if judge == "reward" and known and law is not None:
                     rho, kls = (
                         supported_correlation(float(np.mean(known))),

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,9 @@ from methods import METHODS, read_method
 from pydantic import ValidationError
 
 from infalign.core.errors import ConfigError
-from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
+from infalign.recipe.stored_laws import reference_rewards
 from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
 from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver, ToBestOfN
@@ -56,7 +55,8 @@ class MethodPolicies:
 
     def law_at(self, name: str, nats: float) -> RankLaw | None:
         """Return theory's law of a policy at this KL; None if there is none."""
-        return self.recipe.policies[name].theory.law_at(self.recipe.procedure, nats)
+        aim = self.recipe.policies[name].aim(self.recipe.procedure)
+        return None if aim is None else aim.rank_law(nats)
 
     def bracketed(self, spent: Mapping[str, float]) -> "MethodPolicies":
         """Return the policies with which every method has some on both sides of the median KL for each budget.
@@ -119,9 +119,10 @@ def _policy_at(recipe: Recipe, method: str, budget: float) -> Solver:
 
 def _can_spend(recipe: Recipe, method: str, budget: float) -> bool:
     """Return whether a method may have a budget with the run's rollouts."""
-    references = partial(reference_rewards, Layout(Path(recipe.run_dir)))
     try:
-        _policy_at(recipe, method, budget).theory.raw_beta(recipe.procedure, references)
+        aim = _policy_at(recipe, method, budget).aim(recipe.procedure)
+        if aim is not None:
+            aim.law(reference_rewards(Layout(Path(recipe.run_dir))))
     except ConfigError:
         return False
     return True

@@ -35,7 +35,7 @@ GUIDE, METHODS = "qrpo", ["qrpo", "grpo", "grpo-raw"]
 def trained(folder: Path, seed: str, changes: list[str]) -> Seed:
     """Return a seed with all methods, trained and evaluated where they are not yet."""
     recipe = recipe_of_seed("preferences", folder, seed, [*FEW, *changes])
-    budget = next(kl for policy in recipe.policies.values() if (kl := policy.theory.kl_budget) is not None)
+    budget = next(kl for policy in recipe.policies.values() if (kl := policy.budget) is not None)
     policies = train_methods(MethodPolicies(recipe, METHODS, [budget]), console=Console())
     return Seed(policies.recipe, policies)
 

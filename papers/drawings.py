@@ -16,7 +16,7 @@ from infalign.core.display import COLORS, INK, MARKERS, PAPER, QUIET, panels
 from infalign.evaluation.intervals import estimate
 from infalign.method.calibration import calibrate
 from infalign.method.procedures import parse_procedure, rewinds
-from infalign.recipe.data_dependent import reference_rewards
+from infalign.recipe.stored_laws import reference_rewards
 from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
 from infalign.report.run_figures import reward_by_rank
 from infalign.theory.curve import Point, parse_transform_or_optimum, sweep

@@ -25,8 +25,8 @@ from infalign.evaluation.win_rates import rewind_draws
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import Served, Standard
 from infalign.pipeline.records import records
-from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.settings import Recipe
+from infalign.recipe.stored_laws import reference_rewards
 from infalign.steps import whole_run
 from infalign.theory.curve import Point
 

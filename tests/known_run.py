@@ -68,7 +68,7 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
     for name in ("reference", *recipe.policies):
         ranks = rng.random((PROMPTS, SAMPLES))
         if name != "reference":
-            law = law_at_kl(parse_transform(recipe.policies[name].shaping.name), kl=0.5)
+            law = law_at_kl(parse_transform(recipe.policies[name].transformation), kl=0.5)
             ranks = np.interp(ranks, law.cdf.ravel(), law.u.ravel())
         columns = {"prompt_id": np.repeat(ids, SAMPLES), "index": np.tile(np.arange(SAMPLES, dtype=np.int32), PROMPTS)}
         texts = [f"{name} says {SAID} {i}" for i in range(PROMPTS * SAMPLES)]

@@ -88,7 +88,7 @@ def test_what_is_chosen_can_be_trained_with(main: Any, tmp_path: Path, procedure
     policy = {"transform": str(file), "kl_budget": ranking["kl"]}
     settings = given(tmp_path / "run", str(tmp_path)) | {"policies": {"aware": policy}}
     read_back = load_recipe(write(tmp_path / "recipe.yaml", settings)).policies["aware"]
-    assert (read_back.shaping.name, read_back.theory.kl_budget) == (str(file), 0.5)
+    assert (read_back.transformation, read_back.budget) == (str(file), 0.5)
 
 
 def test_choose_prints_what_to_write_into_a_recipe(main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

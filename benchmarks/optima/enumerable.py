@@ -22,10 +22,13 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from infalign.core.progress import OnProgress
 from infalign.method.calibration import Array
+from infalign.method.laws import Law
 from infalign.method.procedures import BestOfN, Distortion, WorstOfN
+from infalign.method.shapings import Shaping
 from infalign.method.transforms import Transformation, normalized_beta
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import load_policy
+from infalign.theory import aims
 from infalign.training.common import save_model
 from infalign.training.output_folder import Job
 
@@ -81,6 +84,10 @@ class Enumerable:
                 ]
         # the copies that are held out, every tenth name, are one of each prompt
         return sorted(rows, key=lambda row: (row["prompt_id"][:-2], row["prompt_id"]))
+
+    def law(self, k: int, shaping: Shaping | Transformation | str, beta: float) -> Law:
+        """Return the tilted law of these rollouts, with the trainer's ``beta``."""
+        return aims.tilted(np.array([row["reward"] for row in self.rollouts(k)]).reshape(-1, k), shaping, beta=beta)
 
 
 def enumerable(folder: Path, *, seed: int = 0) -> Enumerable:

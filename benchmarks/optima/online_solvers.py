@@ -6,8 +6,8 @@ Some 20 minutes.
 """
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ import numpy as np
 from enumerable import Enumerable
 
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, WorstOfN
+from infalign.method.laws import Law
+from infalign.method.procedures import BestOfN, Served, WorstOfN
+from infalign.method.shapings import Ranked, Raw, Shaping
 from infalign.method.transforms import Exponential
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit
 from infalign.theory.law import law_at_kl
+from infalign.training.objectives import Ascent
 from infalign.training.on_policy_trainer import Problem, fit_on_policy
 from infalign.training.solvers import bond, read_solver
 from infalign.training.solvers.on_policy import OnPolicy
@@ -55,28 +58,26 @@ def rewarded(case: Enumerable) -> Callable[[list[str], list[str]], list[float]]:
 
 @dataclass(frozen=True)
 class Method:
-    """A solver as it is trained, the weight of KL beside its shaped rewards, what it should learn and how nearly.
+    """A solver as it is trained, the shaping and β of its law, what it should learn and how nearly.
 
     ``optimum`` is the population optimum or, for GRPO, where it rests; ``within`` is in nats.
     """
 
     solver: OnPolicy
-    beta: float
+    law: Law | None
     optimum: Callable[[Enumerable], Array]
     procedure: BestOfN | WorstOfN = BEST
     within: float = 0.01
 
-    def problem(self, case: Enumerable) -> Problem:
-        """Return what training starts from."""
-        return Problem(
-            str(case.folder),
-            left_padding(case),
-            rows(case),
-            rewarded(case),
-            self.beta,
-            self.procedure,
-            max_new_tokens=2,
-        )
+    @property
+    def ascent(self) -> Ascent:
+        """How it climbs."""
+        return self.solver.ascent(self.law, self.procedure)
+
+
+def problem(case: Enumerable) -> Problem:
+    """Return what training starts from."""
+    return Problem(str(case.folder), left_padding(case), rows(case), rewarded(case), max_new_tokens=2)
 
 
 class Bond(bond.Settings):
@@ -84,15 +85,20 @@ class Bond(bond.Settings):
 
     anchor_rate: float = 0.0
 
-    @property
-    def trl_options(self) -> Mapping[str, Any]:
-        """Those of bond, with this anchor."""
-        return {**super().trl_options, "ref_model_mixup_alpha": self.anchor_rate}
+    def ascent(self, law: Law | None, procedure: Served) -> Ascent:
+        """Return that of bond, with this anchor."""
+        ascent = super().ascent(law, procedure)
+        return replace(ascent, trl_options={**ascent.trl_options, "ref_model_mixup_alpha": self.anchor_rate})
 
 
 def fit(epochs: float) -> Fit:
     """Return how these models are trained; an epoch has six steps of 256 responses."""
     return Fit(epochs=epochs, batch_size=256, learning_rate=3e-3)
+
+
+def law(shaping: Shaping, beta: float) -> Law:
+    """Return a law of no rollouts, which on-policy solvers do not look at."""
+    return Law(*np.empty((2, 0, 0)), shaping, beta, 1.0, "ranks")
 
 
 def solver(name: str, epochs: float, **settings: Any) -> OnPolicy:
@@ -111,22 +117,23 @@ def maxk(procedure: BestOfN | WorstOfN) -> Method:
     """Return maxk at a KL weight of 0.2, which goes with the win rate itself."""
     climber = read_solver(solver="maxk", beta=1.0, fit=fit(160))
     assert isinstance(climber, OnPolicy)
-    return Method(climber, 0.2, lambda case: enumerable.optimum(case, procedure, 0.2), procedure)
+    return Method(climber, law(Raw(), 0.2), lambda case: enumerable.optimum(case, procedure, 0.2), procedure)
 
 
+STEEP = law(Ranked(EXP10), BETA10 / EXP10.scale)
 METHODS = {
-    "rloo exp:10": Method(solver("rloo", 80), BETA10 / EXP10.scale, tilted),
-    "ppo exp:10": Method(solver("ppo", 240), BETA10 / EXP10.scale, tilted),
+    "rloo exp:10": Method(solver("rloo", 80), STEEP, tilted),
+    "ppo exp:10": Method(solver("ppo", 240), STEEP, tilted),
     "maxk best-of-4": maxk(BEST),
     "maxk worst-of-4": maxk(WORST),
     "bond, one step": Method(
         Bond(solver="bond", kl_budget=1.0, fit=fit(80)),
-        1.0,
+        None,
         lambda case: enumerable.bond_step(case, case.log_reference, 1.0),
     ),
     "grpo, Φ kept": Method(
         solver("grpo", 80),
-        BETA10 / EXP10.scale,
+        STEEP,
         # the group's mean has the response itself in it, which takes an eighth of the reward's gradient
         lambda case: enumerable.token_tilted(case, enumerable.transformed(case, EXP10), BETA10 / EXP10.scale * 8 / 7),
     ),
@@ -135,7 +142,7 @@ METHODS = {
 
 def trained(case: Enumerable, method: Method, folder: Path) -> Array:
     """Train from the reference and return the exact law of the policy that is saved."""
-    fit_on_policy(method.problem(case), method.solver, enumerable.job_in(folder))
+    fit_on_policy(problem(case), method.ascent, method.solver.fit, enumerable.job_in(folder))
     return case.laws(load_policy(folder / "policy")[0])
 
 

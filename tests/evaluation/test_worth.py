@@ -33,7 +33,7 @@ def test_the_limits_of_a_known_law_are_those_computed_before(responses: int, ord
 def test_a_policy_is_the_mean_over_what_may_be_stored_of_the_optimum_on_it(rate: float) -> None:
     """By enumeration of c of 5, with the reward that a trainer gets."""
     at = int(np.abs(RATES - rate).argmin())
-    shaping = Optimal(BestOfN(4), 0.5)
+    shaping = Optimal(BestOfN(4), 0.5, pair=(0.0, 1.0))
     value = kl = 0.0
     for c in range(6):
         wrong, right = shaping([0.0, 1.0], np.sort(np.arange(5) < c).astype(float)) / 0.5
@@ -44,7 +44,10 @@ def test_a_policy_is_the_mean_over_what_may_be_stored_of_the_optimum_on_it(rate:
         kl += chance * (q * np.log(q / RATES[at]) + (1.0 - q) * np.log((1.0 - q) / (1.0 - RATES[at])))
     counts = Counts([0, 5], 5)
     trained = _Trained(counts, "best-of-4", BestOfN(4))
-    shift = [-Optimal(BestOfN(4), 0.5)([0.0], np.sort(np.arange(5) < c).astype(float))[0] / 0.5 for c in range(6)]
+    shift = [
+        -Optimal(BestOfN(4), 0.5, pair=(0.0, 1.0))([0.0], np.sort(np.arange(5) < c).astype(float))[0] / 0.5
+        for c in range(6)
+    ]
     values, spent = trained._by_rate(np.array(shift))
     assert (values[0, at], spent[0, at]) == (pytest.approx(value), pytest.approx(kl))
 

@@ -8,12 +8,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from infalign.method.shapings import Ranked
-from infalign.method.transforms import Exponential
-from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import read_yaml, write_yaml
-from infalign.training.solvers.theory import stored_beta
+from infalign.recipe.stored_laws import reference_rewards
+from infalign.theory.aims import tilted
 
 
 def test_trls_data_are_the_calibrated_prompts(main: Any, calibrated_run: Path) -> None:
@@ -30,7 +28,7 @@ def test_trls_data_are_the_calibrated_prompts(main: Any, calibrated_run: Path) -
     assert shlex.split(command)[:2] == ["trl", "rloo"]
     (beta,) = (word for word in shlex.split(command) if word.startswith("--beta="))
     stored = reference_rewards(Layout(calibrated_run))  # with ties
-    expected = stored_beta(Ranked(Exponential(10.0)), stored, 0.5) / Exponential(10.0).scale
+    expected = tilted(stored, "exp:10", kl=0.5).beta
     assert float(beta.removeprefix("--beta=")) == pytest.approx(expected, rel=1e-5)
 
 

@@ -361,8 +361,8 @@ def test_an_own_procedure_is_the_one_that_it_says(tmp_path: Path, name: str) -> 
         assert pickle.loads(pickle.dumps(read)) == read
         assert read.weights(rewards) == pytest.approx(known.weights(rewards), abs=1e-12)
         assert optimal(read, kl=0.5).win_rate == pytest.approx(optimal(known, kl=0.5).win_rate, abs=1e-12)
-        sums = optimum(rewards, read, kl=0.1, objective="reward").laws_PK  # type: ignore[arg-type]
-        assert sums == pytest.approx(optimum(rewards, known, kl=0.1, objective="reward").laws_PK, abs=1e-9)  # type: ignore[arg-type]
+        sums = optimum(rewards, read, kl=0.1, objective="reward").probabilities_PK  # type: ignore[arg-type]
+        assert sums == pytest.approx(optimum(rewards, known, kl=0.1, objective="reward").probabilities_PK, abs=1e-9)  # type: ignore[arg-type]
     serving = parse_procedure(own).serving(np.random.default_rng(0))
     assert next(serving) == Draws(4)
     with pytest.raises(StopIteration) as served:

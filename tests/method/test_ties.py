@@ -15,9 +15,9 @@ COUNTS = (0, 1, 2, 4, 8, 16, 28, 32)
 CHECKED = np.array([[0.0] * (32 - c) + [1.0] * c for c in COUNTS])
 
 
-def masses(laws_PK: Array, rewards_PK: Array) -> list[float]:
+def masses(probabilities_PK: Array, rewards_PK: Array) -> list[float]:
     """Return the mass of each distinct reward of one prompt."""
-    return [float(laws_PK[0, rewards_PK[0] == value].sum()) for value in np.unique(rewards_PK)]
+    return [float(probabilities_PK[0, rewards_PK[0] == value].sum()) for value in np.unique(rewards_PK)]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def masses(laws_PK: Array, rewards_PK: Array) -> list[float]:
 def test_one_success_of_five(n: int, beta: float, success: float, kl: float | None) -> None:
     """Logit q = logit p + N(1 − q)^(N − 1)/β."""
     found = optimum([[0, 0, 0, 0, 1]], BestOfN(n), beta=beta, smoothed=False)
-    assert found.laws_PK[0, -1] == pytest.approx(success, abs=1e-11)
+    assert found.probabilities_PK[0, -1] == pytest.approx(success, abs=1e-11)
     assert kl is None or found.kl == pytest.approx(kl, abs=2e-9)
     assert found.shaped_PK[0, -1] - found.shaped_PK[0, 0] == pytest.approx(n * (1 - success) ** (n - 1), abs=1e-9)
 
@@ -42,7 +42,7 @@ def test_one_success_of_five(n: int, beta: float, success: float, kl: float | No
 def test_four_classes(objective: Objective, q: tuple[float, ...], value: float, kl: float) -> None:
     """Graded rewards, for Best-of-4 at β = .3."""
     found = optimum(GRADED, BestOfN(4), beta=0.3, objective=objective)
-    assert masses(found.laws_PK, GRADED) == pytest.approx(q, abs=1e-6)
+    assert masses(found.probabilities_PK, GRADED) == pytest.approx(q, abs=1e-6)
     assert (found.value, found.kl) == (pytest.approx(value, abs=1e-6), pytest.approx(kl, abs=1e-6))
 
 
@@ -50,7 +50,7 @@ def test_one_beta_spends_the_mean_budget() -> None:
     """Eight prompts, two of which have no signal."""
     found = optimum(CHECKED, BestOfN(4), kl=0.3, smoothed=False)
     assert (found.beta, found.value) == (pytest.approx(0.197554, abs=1e-6), pytest.approx(0.844498, abs=1e-6))
-    successes = [float(law[row == 1].sum()) for law, row in zip(found.laws_PK, CHECKED, strict=True)]
+    successes = [float(law[row == 1].sum()) for law, row in zip(found.probabilities_PK, CHECKED, strict=True)]
     known = (0, 0.45610, 0.49090, 0.53208, 0.58536, 0.67175, 0.87888, 1)
     assert successes == pytest.approx(known, abs=1e-5)
 
@@ -70,7 +70,7 @@ def test_no_other_policy_is_better(procedure: RankProcedure) -> None:
         values, counts = np.unique(rewards, return_counts=True)
         beta = float(np.exp(rng.uniform(-3, 1)))
         found = optimum(rewards[None], procedure, beta=beta, objective="reward", smoothed=False)
-        q, p = np.array(masses(found.laws_PK, rewards[None])), counts / 8
+        q, p = np.array(masses(found.probabilities_PK, rewards[None])), counts / 8
         best = objective_of(q, p, values, procedure, beta)
         assert best == pytest.approx(found.value - beta * found.kl, abs=1e-9)
         others = rng.dirichlet(np.ones(len(p)) * rng.choice([0.3, 1.0]), size=1500)
@@ -86,14 +86,14 @@ def test_ordinary_rlhf_with_the_shaped_reward_has_this_optimum(procedure: RankPr
     rewards = np.repeat(np.random.default_rng(1).normal(size=(3, 6)), [1, 2, 3, 1, 2, 3], axis=1)
     found = optimum(rewards, procedure, beta=0.2, objective=objective)
     for shaped in (found.shaped_PK, shape_rollouts(found.shaping, rewards)):
-        assert np.exp(log_ratios(shaped, 0.2)) / 12 == pytest.approx(found.laws_PK, abs=1e-9)
+        assert np.exp(log_ratios(shaped, 0.2)) / 12 == pytest.approx(found.probabilities_PK, abs=1e-9)
 
 
 def test_a_reward_off_the_sample_has_the_derivative_of_a_class_of_its_own() -> None:
     """Between, below and above the stored rewards: the derivative of J when a little mass is moved there."""
     references, beta, step = np.sort(GRADED[0]), 0.3, 1e-6
     found = optimum(references[None], BestOfN(4), beta=beta, objective="reward")
-    q, values = np.array(masses(found.laws_PK, references[None])), np.unique(references)
+    q, values = np.array(masses(found.probabilities_PK, references[None])), np.unique(references)
     for reward in (-0.5, 0.1, 0.4, 0.9, 1.5):
         every = np.append(values, reward)
         order = np.argsort(every)
@@ -153,10 +153,12 @@ def test_two_other_rewards_are_a_failure_and_a_success(pair: tuple[float, float]
 
 def test_log_ratios_do_not_depend_on_the_type_of_rewards() -> None:
     """Whole numbers and half precision as floats do."""
-    found = optimum([[0, 0, 1, 1], [0, 1, 2, 3]], "best-of-2", kl=0.2, objective="reward").shaping
     for kind in (np.int64, np.uint8, np.float16, bool):
-        for shape in (found.log_ratios, lambda rewards: log_ratios(rewards[None], 0.5)[0]):
-            assert shape(np.array([0, 1, 1, 0], kind)).tolist() == shape(np.array([0.0, 1.0, 1.0, 0.0])).tolist()
+        for law in (
+            lambda rewards: optimum(rewards[None], "best-of-2", beta=0.2, objective="reward").log_ratios_PK,
+            lambda rewards: log_ratios(rewards[None], 0.5),
+        ):
+            assert law(np.array([0, 1, 1, 0], kind)).tolist() == law(np.array([0.0, 1.0, 1.0, 0.0])).tolist()
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
@@ -185,8 +187,8 @@ def test_prompts_may_have_different_numbers_of_rollouts() -> None:
     """Each has the law that it has beside prompts with as many, at the one β of all."""
     rewards = [[0, 0, 0, 1], [0, 1], [1, 0, 0, 0, 0, 1], [0, 1]]
     best = optimum(rewards, "best-of-4", kl=0.2)
-    for row, law, shaped in zip(rewards, best.laws_PK, best.shaped_PK, strict=True):
+    for row, law, shaped in zip(rewards, best.probabilities_PK, best.shaped_PK, strict=True):
         alone = optimum([row], "best-of-4", beta=best.beta)
-        assert law == pytest.approx(alone.laws_PK[0])
+        assert law == pytest.approx(alone.probabilities_PK[0])
         assert shaped == pytest.approx(alone.shaped_PK[0])
     assert best.kl == pytest.approx(0.2)

@@ -22,6 +22,7 @@ from infalign.models.pretrained import add_network_guide, load_classifier, load_
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Scratch
 from infalign.models.tokenizers import TEMPLATES, check_response_end, load_tokenizer
+from infalign.theory.aims import tilted
 from infalign.training import supervised
 from infalign.training.on_policy_trainer import Problem, on_policy_trainer
 from infalign.training.solvers import read_solver
@@ -162,7 +163,8 @@ def test_on_policy_training_asks_with_text(solver: str, tokenizer: Any, policy: 
     """The prompts of an on-policy trainer are the ids that the reference was asked with."""
     settings = read_solver(solver=solver, kl_budget=0.5, generations=2, fit=FIT)
     rows = [{"prompt": asked(SAYS), "reference_rewards": [0.0, 1.0]}]
-    problem = Problem(policy, tokenizer, rows, gold, 1.0, Standard(), max_new_tokens=4)
-    made = on_policy_trainer(problem, settings, job_in(tmp_path))
+    problem = Problem(policy, tokenizer, rows, gold, max_new_tokens=4)
+    ascent = settings.ascent(tilted([[0.0, 1.0]] * 2, "identity", kl=0.5), Standard())
+    made = on_policy_trainer(problem, ascent, FIT, job_in(tmp_path))
     ids, *_ = made._tokenize_prompts([asked(SAYS)])
     assert ids == [prompt_ids(tokenizer, [asked(SAYS)])[0]]

@@ -21,7 +21,7 @@ from infalign.recipe.settings import Recipe
 from infalign.theory.choose import best_named, choose
 from infalign.theory.law import law_at_kl
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.offline import Guide
+from infalign.training.solvers.guide import Guide
 
 
 def recipe(root: Path, *overrides: str) -> Recipe:
@@ -54,7 +54,7 @@ def test_every_method_is_a_policy_of_the_recipe(tmp_path: Path, served: str) -> 
     changed = recipe(tmp_path, f"procedure={served}", "rollout.k=8")
     methods = dict(zip(METHODS, MethodPolicies(changed, [*METHODS], [0.5]).recipe.policies.values(), strict=True))
     name = best_named(served, 0.5, 8)
-    aware = {method for method, policy in methods.items() if policy.shaping.name == name}
+    aware = {method for method, policy in methods.items() if policy.transformation == name}
     assert aware == {"qrpo", "resample", "rloo", "ppo", "grpo"}
     assert methods["rloo"].fit == methods["bond"].fit == changed.policies["online"].fit
     assert methods["ipo"].fit == changed.policies["aware"].fit
@@ -98,7 +98,7 @@ def test_without_names_the_methods_are_those_that_the_recipe_has_settings_for(tm
 def test_a_method_may_be_for_another_n(tmp_path: Path) -> None:
     """Its policy has the transformation that loses least for that N, under a name of its own beside the recipe's."""
     policies = MethodPolicies(recipe(tmp_path), ["qrpo", "qrpo-for-16"], [0.2]).recipe.policies
-    names = [policies[name].shaping.name for name in ("qrpo-0.2", "qrpo-for-16-0.2")]
+    names = [policies[name].transformation for name in ("qrpo-0.2", "qrpo-for-16-0.2")]
     assert names == [best_named(f"best-of-{n}", 0.2, 6) for n in (2, 16)]
     assert names[0] != names[1]
 

@@ -22,7 +22,8 @@ from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import load_recipe
 from infalign.training.common import save_model
-from infalign.training.solvers.offline import Offline, Side
+from infalign.training.solvers.guide import Side
+from infalign.training.solvers.offline import Offline
 
 FULL_SIZE = ["hh-helpful", "hh-harmless", "tldr"]
 

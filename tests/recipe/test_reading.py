@@ -72,7 +72,7 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
         ("policy.scratch.context=50", "data.max_prompt_tokens + rollout.max_new_tokens is 192"),
         ("policies.aware.transform=square", "`policies.aware.transform`: unknown transformation 'square'"),
         ("policies.aware.transform=exp:1000", "`policies.aware.transform`: exp:t needs a finite t"),
-        ("policies.aware.kl_budget=800", "`policies.aware`: exp:10 cannot reach a KL of 800 nats"),
+        ("policies.aware.kl_budget=800", "policies.aware: exp:10 cannot reach a KL of 800 nats"),
         ("policies.aware.beta=1", "`policies.aware`: give exactly one of kl_budget, beta"),
         ("policies.judge={beta: 1}", "a policy cannot be named judge"),
         ("evaluate.max_n=9", "`evaluate`: Best-of-9 cannot be estimated from 8 samples"),

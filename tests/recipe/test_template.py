@@ -98,8 +98,8 @@ def test_the_recipe_is_for_the_procedure_and_has_the_best_transformation_with_a_
     aware = recipe.policies["aware"]
     found = choose(recipe.procedure, kl=0.4, rollouts=recipe.rollout.k).candidates
     named = {one.transform.name: one.behind for one in found if not one.transform.name.startswith("optimal")}
-    assert aware.shaping.name == min(named, key=lambda name: named[name])
-    assert {policy.theory.kl_budget for policy in recipe.policies.values()} == {0.4}
+    assert aware.transformation == min(named, key=lambda name: named[name])
+    assert {policy.budget for policy in recipe.policies.values()} == {0.4}
     assert list(recipe.policies) == (["aware"] if procedure == "standard" else ["aware", "ordinary"])
 
 

@@ -101,7 +101,7 @@ def test_what_is_worthless_is_an_error_unless_allowed(
 def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
     """A given β has the KL of its law, here of exp:10 at 1 nat; raw rewards have no law, so any KL will do."""
     aware = recipe.policies["aware"]
-    law = aware.theory.law(recipe.procedure)
+    law = aware.aim(recipe.procedure).rank_law()
     assert law is not None
     own = {"kl_budget": None, "beta": law.beta}
     for transform, said in (("exp:10", 1), ("raw", 0)):
@@ -142,7 +142,7 @@ def test_who_misses_the_budget_is_told_its_own_knob(
     (found,) = findings(recipe, record(unit, summary))
     assert re.search(words, found.said)
     policy = recipe.policies[unit.partition("-")[2]]
-    near = {"kl": 0.92 * policy.theory.kl_budget} if "kl" in summary else {"guide_kl": 0.92}
+    near = {"kl": 0.92 * policy.budget} if "kl" in summary else {"guide_kl": 0.92}
     assert findings(recipe, record(unit, summary | near)) == []
 
 

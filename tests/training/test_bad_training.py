@@ -21,7 +21,6 @@ from transformers import Trainer, TrainingArguments
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.core.storage import write_table
-from infalign.method.transforms import Identity
 from infalign.models.pretrained import load_policy, model_digest
 from infalign.models.settings import Fit
 from infalign.recipe.layout import Layout
@@ -32,8 +31,8 @@ from infalign.steps.dry_run import print_plan
 from infalign.steps.run import Run
 from infalign.steps.train import coarse_ranks
 from infalign.training.common import run_training, trainer_config
+from infalign.training.objectives import Objective
 from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
-from infalign.training.solvers.offline import Objective
 from infalign.training.solvers.qrpo import qrpo
 
 # Calibrated rewards of another model
@@ -137,7 +136,7 @@ def test_a_digest_is_of_what_a_model_computes(root: Path, tmp_path: Path) -> Non
 
 def failing_at(step: int) -> Objective:
     """Return QRPO whose loss is NaN at one training step."""
-    well, steps = qrpo(Identity(), 0.3), count(1)
+    well, steps = qrpo(), count(1)
 
     def loss(*batch: Any) -> Any:
         fails = torch.is_grad_enabled() and next(steps) == step  # gradients are off in an evaluation
@@ -178,7 +177,7 @@ def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(case: Enumerable,
     fit = Fit(batch_size=16, epochs=75 * 16 / (27 * 16), learning_rate=3e-4)
     job = enumerable.job_in(tmp_path, seed=2)
     with pytest.raises(InfalignError, match=f"training checkpoints diverged: at step 45 .* nan; {found(30)}"):
-        fit_to_rollouts(RolloutRegression(failing_at(45)), model, rollouts, fit, job)
+        fit_to_rollouts(RolloutRegression(failing_at(45)), model, rollouts, case.law(16, "identity", 0.3), fit, job)
     assert_only_kept(30, job.folder)
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from safetensors.torch import load_file
 from infalign.core.progress import OnProgress
 from infalign.data.examples import Example
 from infalign.data.messages import Message, reply
-from infalign.method.procedures import Standard
-from infalign.method.transforms import Identity
+from infalign.method.procedures import BestOfN
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
+from infalign.theory.aims import tilted
 from infalign.training.checkpoints import find_complete_checkpoint, seal
 from infalign.training.common import save_model, training_order
 from infalign.training.guide_strength import scale_guide_to_kl
@@ -92,12 +93,12 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
 
     def offline(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=216, learning_rate=3e-3)  # eight steps on 27 prompts × 32
-        solver, rows = qrpo(Identity(), 0.3), case.rollouts(32)
+        solver, rows, law = qrpo(), case.rollouts(32), case.law(32, "identity", 0.3)
         model, tokenizer = load_policy(case.folder)
         guided = add_network_guide(case.folder, *load_policy(case.folder))
         torch.nn.init.constant_(guided.guide.head.linear.bias, 0.1)
         loss = Distillation(guided, solver) if name == "distil" else RolloutRegression(solver)
-        fitted = fit_to_rollouts(loss, guided if name == "guided" else model, rows, fit, job(folder, report))
+        fitted = fit_to_rollouts(loss, guided if name == "guided" else model, rows, law, fit, job(folder, report))
         if name == "guided":
             scale_guide_to_kl(fitted.model, held_out_rollouts(rows), 0.3)
         return fitted.save(tokenizer)
@@ -110,7 +111,8 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         _, tokenizer = load_policy(case.folder)
         tokenizer.padding_side = "left"
         parts = str(case.folder), tokenizer, rows, lambda prompts, responses: [float(len(text)) for text in responses]
-        return fit_on_policy(Problem(*parts, 0.1, Standard(), max_new_tokens=2), solver, job(folder, report))
+        ascent = replace(solver.ascent(tilted([[0.0, 1.0]], "identity", beta=0.1), BestOfN(4)), beta=0.1)
+        return fit_on_policy(Problem(*parts, max_new_tokens=2), ascent, fit, job(folder, report))
 
     kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank}
     return kinds.get(name, offline if name in OFFLINE else online)
@@ -247,8 +249,8 @@ def test_a_training_makes_one_step_at_least() -> None:
 def overshooting(case: Enumerable, folder: Path, report: OnProgress, epochs: float = 5) -> list[dict[str, Any]]:
     """Fit a policy by steps far too large, two an epoch: of losses 1, 256, 679 and 303 the second is the model's."""
     fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), enumerable.job_in(folder, report, seed=1)
-    loss, (model, tokenizer) = RolloutRegression(qrpo(Identity(), 0.3, squared)), load_policy(case.folder)
-    return fit_to_rollouts(loss, model, case.rollouts(16), fit, job).save(tokenizer)
+    loss, (model, tokenizer) = RolloutRegression(qrpo(squared)), load_policy(case.folder)
+    return fit_to_rollouts(loss, model, case.rollouts(16), case.law(16, "identity", 0.3), fit, job).save(tokenizer)
 
 
 def test_a_fit_that_never_beats_the_reference_says_so(case: Enumerable, tmp_path: Path) -> None:

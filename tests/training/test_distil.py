@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table
-from infalign.method.transforms import Identity
+from infalign.method.laws import best_of
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit
 from infalign.training.offline_trainer import Distillation, fit_to_rollouts
@@ -31,11 +31,13 @@ def test_a_student_reaches_its_teacher(case: Enumerable, tmp_path: Path) -> None
         teacher.guide.head.linear.weight.normal_(0.0, 0.15)
     taught = case.laws(teacher)
     assert enumerable.kl(taught, case.log_reference) > 0.2
-    loss, fit = Distillation(teacher, qrpo(Identity(), TAU)), Fit(epochs=8, batch_size=128, learning_rate=3e-3)
-    history = fit_to_rollouts(loss, student, case.rollouts(64), fit, enumerable.job_in(tmp_path)).save(tokenizer)
+    loss, fit = Distillation(teacher, qrpo()), Fit(epochs=8, batch_size=128, learning_rate=3e-3)
+    fitted = fit_to_rollouts(
+        loss, student, case.rollouts(64), case.law(64, "identity", TAU), fit, enumerable.job_in(tmp_path)
+    )
+    held_out = [row["eval_loss"] for row in fitted.save(tokenizer) if "eval_loss" in row]
     learned = case.laws(load_policy(tmp_path / "policy")[0])
     assert enumerable.kl(taught, learned) < 0.01
-    held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     assert min(held_out) < 0.01 < 0.2 < held_out[0]
 
 
@@ -46,8 +48,9 @@ def test_a_model_that_does_not_pack_is_not_distilled(tmp_path: Path) -> None:
     model = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=3))
     text = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "reference_logprob": 0.0}
     rows = [text | {"prompt_id": str(prompt), "reward": float(i)} for prompt in range(20) for i in range(2)]
+    law = best_of([[0.0, 1.0]] * 20, 2)
     with pytest.raises(ConfigError, match="without full attention; guides and distillation"):
-        fit_to_rollouts(Distillation(model, qrpo(Identity(), TAU)), model, rows, Fit(), enumerable.job_in(tmp_path))
+        fit_to_rollouts(Distillation(model, qrpo()), model, rows, law, Fit(), enumerable.job_in(tmp_path))
 
 
 @pytest.mark.slow

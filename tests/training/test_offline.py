@@ -13,21 +13,30 @@ from peft import TaskType
 from scipy.special import logsumexp
 from transformers import TrainingArguments
 
-from infalign.method.calibration import calibrate
-from infalign.method.procedures import Standard
+from infalign.core.errors import DataError
+from infalign.method.calibration import Array, calibrate
+from infalign.method.laws import best_of
+from infalign.method.procedures import BestOfN, Standard
 from infalign.method.transforms import Exponential, Identity, parse_transform
 from infalign.models.packed import packed_logprobs, packing
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
+from infalign.theory.aims import tilted
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.training.common import LossTrainer, trainer_config, with_adapter
 from infalign.training.offline_trainer import RolloutRegression, _Collator, fit_to_rollouts
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.pairs import bonbon, bonbon_margin, ipo
 from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
-from infalign.training.solvers.resample import best_of_n_tuning, resampling
+from infalign.training.solvers.resample import weighted_likelihood
 
 QUICK = ("qrpo guided",)
+
+
+def targets_of(rewards: Array, transform: str, beta: float) -> Array:
+    """Return the targets at the paper's β."""
+    law = tilted(rewards, transform, beta=beta / parse_transform(transform).scale)
+    return np.array([regression_targets(log_ratios_K) for log_ratios_K in law.log_ratios_PK])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Pat
     fit = Fit(bf16=True, lora=Lora())
     adapted = with_adapter(model, fit, TaskType.CAUSAL_LM)
     settings = trainer_config(TrainingArguments, fit, enumerable.job_in(tmp_path))
-    trainer = LossTrainer(RolloutRegression(qrpo(Identity(), 0.1, squared)).of_batch, model=adapted, args=settings)
+    trainer = LossTrainer(RolloutRegression(qrpo(squared)).of_batch, model=adapted, args=settings)
     batch = _Collator(rows, packs=True)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
     with packing(model), trainer.compute_loss_context_manager(), torch.no_grad():
         _, found = trainer.compute_loss(adapted, batch, return_outputs=True)
@@ -110,7 +119,7 @@ def test_targets_are_the_optimum_of_each_prompts_rollouts(transform: str) -> Non
     """exp(target) averages to exactly 1 over the rollouts of a prompt, ties or not; where all tie, targets are 0."""
     rewards = np.random.default_rng(0).integers(0, 9, size=(7, 20)).astype(float)
     rewards[0] = 3.0
-    targets = regression_targets(rewards, parse_transform(transform), beta=0.7)
+    targets = targets_of(rewards, transform, 0.7)
     assert logsumexp(targets, axis=1) - np.log(20) == pytest.approx(np.zeros(7), abs=1e-10)  # exponents reach 3e4
     assert targets[0] == pytest.approx(np.zeros(20))
 
@@ -119,7 +128,7 @@ def test_targets_stop_where_the_rollouts_cannot_see() -> None:
     """−e^{−10u} at one nat asks for log-ratios of −1000; the targets stop near 1/K, the rest is as it was."""
     rewards = np.arange(64.0)[None, :]
     law = law_at_kl(Exponential(-10), kl=1.0)
-    targets = regression_targets(rewards, Exponential(-10), law.beta)[0]
+    targets = targets_of(rewards, "exp:-10", law.beta)[0]
     exact = np.interp((np.arange(64) + 0.5) / 64, law.u.ravel(), np.log(np.maximum(law.density.ravel(), 1e-300)))
     assert exact.min() < -600
     assert targets.min() == pytest.approx(-np.log(64), abs=0.05)
@@ -132,7 +141,7 @@ def test_targets_approach_the_continuous_log_density() -> None:
     law = aligned_law(Exponential(10), beta=5315.25)
     u = calibrate(rewards, np.sort(rewards, axis=1))[0]
     exact = np.interp(u, law.u.ravel(), np.log(law.density).ravel())
-    assert regression_targets(rewards, Exponential(10), beta=5315.25)[0] == pytest.approx(exact, abs=2e-3)
+    assert targets_of(rewards, "exp:10", 5315.25)[0] == pytest.approx(exact, abs=2e-3)
 
 
 def test_accumulated_batches_have_the_loss_of_whole_ones(case: Enumerable, tmp_path: Path) -> None:
@@ -140,8 +149,8 @@ def test_accumulated_batches_have_the_loss_of_whole_ones(case: Enumerable, tmp_p
     losses = []
     for size in (64, 8):
         fit, (model, _) = Fit(batch_size=64, device_batch_size=size, learning_rate=1e-4), load_policy(case.folder)
-        loss, job = RolloutRegression(qrpo(Identity(), 0.3)), enumerable.job_in(tmp_path / str(size))
-        history = fit_to_rollouts(loss, model, case.rollouts(16), fit, job).history
+        job, law = enumerable.job_in(tmp_path / str(size)), case.law(16, "identity", 0.3)
+        history = fit_to_rollouts(RolloutRegression(qrpo()), model, case.rollouts(16), law, fit, job).history
         losses.append(next(row["loss"] for row in history if "loss" in row))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
@@ -174,10 +183,11 @@ def test_rollouts_are_drawn_half_from_the_reference_and_half_from_the_optimum() 
     """K of K rollouts in each pass, each (1 + e^T)/2 times rounded up or down, and on average exactly."""
     rewards, rng = np.random.default_rng(1).normal(size=16), np.random.default_rng(0)
     beta = law_at_kl(Exponential(10), kl=1.0).beta
-    expected = 0.5 + 0.5 * np.exp(regression_targets(rewards[None], Exponential(10), beta)[0])
+    (log_ratios,) = tilted(rewards[None], "exp:10", beta=beta / Exponential(10).scale).log_ratios_PK
+    expected = 0.5 + 0.5 * np.exp(regression_targets(log_ratios))
     counts = []
     for _ in range(4000):
-        rollouts, targets = qrpo(Exponential(10), beta).examples(rewards, rng)
+        rollouts, targets = qrpo().examples(rewards, log_ratios, rng)
         assert rollouts.shape == (16, 1)
         assert np.log(2 * expected - 1)[rollouts[:, 0]] == pytest.approx(targets)
         counts.append(np.bincount(rollouts[:, 0], minlength=16))
@@ -188,7 +198,7 @@ def test_rollouts_are_drawn_half_from_the_reference_and_half_from_the_optimum() 
 def test_ipo_pairs_every_rollout_once_and_labels_by_the_reward() -> None:
     """Pairs are disjoint, new in each pass, and labeled ±1/2τ, or 0 for a tie."""
     rewards, rng = np.array([0.0, 0.0, 1.0, 2.0, 2.0, 2.0]), np.random.default_rng(0)
-    passes = [ipo(0.25).examples(rewards, rng) for _ in range(2)]
+    passes = [ipo(0.25).examples(rewards, 0.0 * rewards, rng) for _ in range(2)]
     for pairs, labels in passes:
         assert sorted(pairs.ravel()) == list(range(6))
         assert labels.tolist() == [2.0 * np.sign(rewards[i] - rewards[j]) for i, j in pairs]
@@ -198,7 +208,7 @@ def test_ipo_pairs_every_rollout_once_and_labels_by_the_reward() -> None:
 def test_bonbon_pairs_best_and_worst_of_disjoint_sets() -> None:
     """Seven rollouts make two disjoint sets of three, and each gives its best and worst with the margin."""
     rewards = np.arange(7.0)
-    pairs, numbers = bonbon(3).examples(rewards, np.random.default_rng(0))
+    pairs, numbers = bonbon(3).examples(rewards, 0.0 * rewards, np.random.default_rng(0))
     assert pairs.shape == (2, 2)
     assert len(set(pairs.ravel())) == 4
     assert (rewards[pairs[:, 0]] - rewards[pairs[:, 1]] >= 2).all()
@@ -206,20 +216,29 @@ def test_bonbon_pairs_best_and_worst_of_disjoint_sets() -> None:
 
 
 def test_weights_average_to_one() -> None:
-    """Best-of-n and e^{Φ/β} weights have mean 1, and the latter are the exponential of the regression's targets."""
+    """Best-of-n and e^{Φ/β} weights have mean 1, each rollout has one, and Best-of-n's may be 0."""
     rewards, rng = np.random.default_rng(1).integers(0, 9, 20).astype(float), np.random.default_rng(0)
-    for solver in (best_of_n_tuning(4), resampling(Identity(), 0.3)):
-        rollouts, weights = solver.examples(rewards, rng)
+    for law in (tilted(rewards[None], "identity", beta=0.3), best_of(rewards[None], 4)):
+        rollouts, weights = weighted_likelihood().examples(rewards, law.log_ratios_PK[0], rng)
         assert rollouts.ravel().tolist() == list(range(20))
         assert weights.mean() == pytest.approx(1.0)
-    assert np.log(weights) == pytest.approx(regression_targets(rewards[None], Identity(), 0.3)[0])
+    assert weights == pytest.approx(20 * BestOfN(4).weights(rewards[None])[0])
+
+
+def test_a_law_of_other_rollouts_is_refused(case: Enumerable, tmp_path: Path) -> None:
+    """Of fewer rollouts per prompt than there are."""
+    (model, _), law = load_policy(case.folder), case.law(8, "identity", 0.3)
+    with pytest.raises(DataError, match="make the law from the rewards of these rollouts"):
+        fit_to_rollouts(RolloutRegression(qrpo()), model, case.rollouts(16), law, Fit(), enumerable.job_in(tmp_path))
 
 
 def test_best_of_n_is_the_law_of_a_policy_with_n() -> None:
     """For bon-sft theory gives log n − (n − 1)/n nats, a standard win rate of n/(n + 1), and the transformation log."""
     policy = read_solver(solver="bon-sft", n=4)
-    law = policy.theory.law(Standard())
+    aim = policy.aim(Standard())
+    assert aim is not None
+    law = aim.rank_law()
     assert law is not None
     assert law.kl == pytest.approx(np.log(4) - 0.75)
     assert law.win_rate(Standard()) == pytest.approx(0.8)
-    assert (policy.shaping.name, law.beta) == ("log", pytest.approx(1 / 3))
+    assert (policy.transformation, law.beta) == ("log", pytest.approx(1 / 3))

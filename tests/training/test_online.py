@@ -7,7 +7,7 @@ import enumerable
 import pytest
 import torch
 from enumerable import Enumerable
-from online_solvers import METHODS, Bond, fit, trained
+from online_solvers import BEST, METHODS, Bond, fit, problem, trained
 
 from infalign.models.pretrained import load_policy
 from infalign.training.on_policy_trainer import fit_on_policy, on_policy_trainer
@@ -34,9 +34,8 @@ def test_a_few_steps_go_the_right_way(name: str, case: Enumerable, tmp_path: Pat
 
 def test_bond_stops_when_the_budget_is_spent(case: Enumerable, tmp_path: Path) -> None:
     """With a moving anchor the policy leaves the start, and training ends soon after its KL passes the budget."""
-    problem = replace(METHODS["bond, one step"], beta=0.01).problem(case)
-    solver = Bond(solver="bond", kl_budget=0.3, anchor_rate=0.1, fit=fit(20))
-    history = fit_on_policy(problem, solver, enumerable.job_in(tmp_path))
+    ascent = Bond(solver="bond", kl_budget=0.3, anchor_rate=0.1, fit=fit(20)).ascent(None, BEST)
+    history = fit_on_policy(problem(case), replace(ascent, beta=0.01), fit(20), enumerable.job_in(tmp_path))
     spent = enumerable.kl(case.laws(load_policy(tmp_path / "policy")[0]), case.log_reference)
     assert 0.25 < spent < 0.6
     assert [row["kl"] >= 0.3 for row in history if "kl" in row].index(True) == sum("kl" in row for row in history) - 1
@@ -45,8 +44,8 @@ def test_bond_stops_when_the_budget_is_spent(case: Enumerable, tmp_path: Path) -
 def test_rloo_is_set_to_the_objective_of_the_theory(case: Enumerable, tmp_path: Path) -> None:
     """KL in the reward at the given β, advantages as they are, and the policy's own distribution is sampled."""
     method = METHODS["rloo exp:10"]
-    made = on_policy_trainer(method.problem(case), method.solver, enumerable.job_in(tmp_path)).args
-    assert (made.beta, made.normalize_advantages, made.num_iterations) == (method.beta, False, 1)
+    made = on_policy_trainer(problem(case), method.ascent, method.solver.fit, enumerable.job_in(tmp_path)).args
+    assert (made.beta, made.normalize_advantages, made.num_iterations) == (method.ascent.beta, False, 1)
     assert (made.temperature, made.top_p, made.top_k, made.repetition_penalty) == (1.0, 1.0, 0, 1.0)
 
 

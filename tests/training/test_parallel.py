@@ -9,15 +9,17 @@ from typing import Any
 
 import enumerable
 import micro
+import numpy as np
 import pytest
 import torch
 from enumerable import Enumerable
-from online_solvers import Method
+from online_solvers import Method, problem
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from infalign.method.procedures import BestOfN
+from infalign.method.shapings import Raw
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
 from infalign.pipeline.pending import pending
@@ -55,12 +57,14 @@ def trained(name: str, way: str, case: Enumerable, folder: Path) -> dict[str, An
     if name in OFFLINE:
         solver = read_solver(**OFFLINE[name], fit=fit)
         model, tokenizer = load_policy(case.folder)
-        loss = RolloutRegression(solver.objective(solver.theory.raw_beta(BestOfN(2), list)))
-        fit_to_rollouts(loss, model, case.rollouts(K), fit, job).save(tokenizer)
+        rows = case.rollouts(K)
+        law = solver.aim(BestOfN(2)).law(np.array([row["reward"] for row in rows]).reshape(-1, K))
+        loss = RolloutRegression(solver.objective(law))
+        fit_to_rollouts(loss, model, rows, law, fit, job).save(tokenizer)
     else:
         solver = read_solver(**ONLINE[name], generations=4, fit=fit)
-        problem = Method(solver, 0.1, Enumerable.laws, BestOfN(2)).problem(case)
-        fit_on_policy(replace(problem, rows=problem.rows[:30]), solver, job)
+        start, ascent = problem(case), Method(solver, law(Raw(), 0.1), Enumerable.laws, BestOfN(2)).ascent
+        fit_on_policy(replace(start, rows=start.rows[:30]), replace(ascent, beta=0.1), fit, job)
     _, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
     assert not any(info.values())
     assert not list(saved.glob("adapter_*"))

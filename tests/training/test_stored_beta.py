@@ -10,21 +10,20 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import expit, logit, rel_entr
 
-from infalign.core.errors import ConfigError
+from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import write_table
 from infalign.method.calibration import Array
 from infalign.method.optimum import Optimal, optimum
 from infalign.method.procedures import BestOfN, parse_procedure
-from infalign.method.shapings import Ranked, mean_kl, parse_shaping, shape_rollouts
+from infalign.method.shapings import Ranked, mean_kl, shape_rollouts
 from infalign.method.transforms import Exponential
-from infalign.recipe.data_dependent import resolved_policy
-from infalign.recipe.layout import Layout
+from infalign.recipe.stored_laws import read_law, write_law
+from infalign.theory.aims import tilted
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.base import RecipeFacts
 from infalign.training.solvers.qrpo import regression_targets
-from infalign.training.solvers.theory import stored_beta
 
 K = 32
 COUNTS = np.array([0, 0, 1, 1, 2, 3, 5, 8, 13, 21, 30, 32])
@@ -50,17 +49,17 @@ def test_rewards_of_0_and_1_have_the_beta_of_their_closed_form(name: str, gap: A
     """Mid-ranks are 1 − p/2 and (1 − p)/2; β of raw Φ by root finding on the success probabilities."""
     with np.errstate(divide="ignore"):
         root = brentq(lambda x: spent(COUNTS / K, gap(COUNTS / K), np.exp(x)) - 0.2, -8, 14, xtol=1e-13)
-    assert stored_beta(parse_shaping(name), CHECKED, 0.2) == pytest.approx(np.exp(root), rel=1e-9)
+    assert tilted(CHECKED, name, kl=0.2).paper_beta == pytest.approx(np.exp(root), rel=1e-9)
 
 
 @pytest.mark.parametrize("transform", [Exponential(10), Exponential(-10)])
 def test_rewards_without_ties_have_the_beta_of_continuous_ranks(transform: Exponential) -> None:
     """Exactly; where some prompts have ties, both kinds together spend the budget."""
     shaping = Ranked(transform)
-    assert stored_beta(shaping, FREE, 0.2) == law_at_kl(transform, kl=0.2).beta
-    beta = stored_beta(shaping, np.concatenate([FREE, CHECKED]), 0.2)
-    tied = mean_kl(shape_rollouts(shaping, CHECKED), beta / shaping.scale)
-    assert (tied + aligned_law(transform, beta=beta).kl) / 2 == pytest.approx(0.2, abs=1e-10)
+    free, law = tilted(FREE, shaping, kl=0.2), tilted(np.concatenate([FREE, CHECKED]), shaping, kl=0.2)
+    assert (free.paper_beta, free.kl_over) == (pytest.approx(law_at_kl(transform, kl=0.2).beta, rel=1e-15), "ranks")
+    tied = mean_kl(shape_rollouts(shaping, CHECKED), law.beta)
+    assert (tied + aligned_law(transform, beta=law.paper_beta).kl) / 2 == pytest.approx(0.2, abs=1e-10)
 
 
 def test_maxk_has_the_beta_of_the_optimum() -> None:
@@ -68,26 +67,27 @@ def test_maxk_has_the_beta_of_the_optimum() -> None:
     best = optimum(CHECKED, BestOfN(4), kl=0.2).beta
     settings = {"solver": "maxk", "kl_budget": 0.2}
     by_reward = read_solver(**settings, objective="reward")
-    assert by_reward.theory.raw_beta(BestOfN(4), lambda: CHECKED) == best
-    assert by_reward.reward_shaping(BestOfN(4)).name == "raw"
-    by_wins = read_solver(**settings).theory
-    assert by_wins.raw_beta(BestOfN(4), lambda: CHECKED) == pytest.approx(best / 2, rel=1e-9)
-    assert by_wins.raw_beta(BestOfN(4), lambda: FREE) == optimal(BestOfN(4), kl=0.2).beta
+    ascent = by_reward.ascent(by_reward.aim(BestOfN(4)).law(CHECKED), BestOfN(4))
+    assert (ascent.beta, ascent.shaping.name) == (best, "raw")
+    by_wins = read_solver(**settings).aim(BestOfN(4))
+    assert by_wins.law(CHECKED).beta == pytest.approx(best / 2, rel=1e-9)
+    assert (by_wins.law(FREE).beta, by_wins.law(FREE).kl) == (optimal(BestOfN(4), kl=0.2).beta, 0.2)
 
 
-def test_what_a_given_n_spends_is_not_known_by_ranks_that_tie() -> None:
+def test_a_given_n_spends_less_on_rewards_that_tie() -> None:
     """Fine-tuning on the best of 4 of 0/1 rewards spends less than log 4 − 3/4 nats."""
-    theory = read_solver(solver="bon-sft", n=4).theory
-    assert theory.kl(BestOfN(4), lambda: FREE) == pytest.approx(np.log(4) - 0.75)
-    assert theory.kl(BestOfN(4), lambda: CHECKED) is None
+    aim = read_solver(solver="bon-sft", n=4).aim(BestOfN(4))
+    assert aim.law(FREE).kl == pytest.approx(np.log(4) - 0.75)
+    assert aim.law(CHECKED).kl < np.log(4) - 0.75
 
 
 def test_a_prompt_without_a_success_is_trained_on() -> None:
     """By the optimum its failures have the target log((1 − q)/(1 − p̃)), p̃ = ½/(K + 1); others sum to 1 by p̃ and q."""
-    shaping = optimum(CHECKED, BestOfN(8), kl=0.2).shaping
-    for c, targets_K in zip(COUNTS, regression_targets(CHECKED, shaping, shaping.beta), strict=True):
+    law = optimum(CHECKED, BestOfN(8), kl=0.2)
+    for c, log_ratios_K in zip(COUNTS, law.log_ratios_PK, strict=True):
+        targets_K = regression_targets(log_ratios_K, normalized=False)
         p = (c + 0.5) / (K + 1)
-        q = expit(brentq(lambda x, p=p: x - logit(p) - 8 * expit(-x) ** 7 / shaping.beta, -9, 99, xtol=1e-13))
+        q = expit(brentq(lambda x, p=p: x - logit(p) - 8 * expit(-x) ** 7 / law.beta, -9, 99, xtol=1e-13))
         expected = np.where(CHECKED[0] * 0 + np.arange(K) >= K - c, np.log(q / p), np.log((1 - q) / (1 - p)))
         assert targets_K == pytest.approx(np.maximum(expected, -np.log(K)), abs=1e-9)
 
@@ -95,8 +95,8 @@ def test_a_prompt_without_a_success_is_trained_on() -> None:
 def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,200 prompts with ten distinct shares of successes."""
     solved = []
-    solve = "infalign.method.optimum.Laws.solve"
-    plain = optimum.__globals__["Laws"].solve
+    solve = "infalign.method.optimum.Classes.solve"
+    plain = optimum.__globals__["Classes"].solve
     monkeypatch.setattr(solve, lambda laws, beta: solved.append(laws) or plain(laws, beta))
     shape_rollouts(Optimal(BestOfN(8), 0.1234), np.tile(CHECKED, (100, 1)))
     assert len(solved) == len(set(COUNTS))
@@ -120,17 +120,20 @@ def test_where_the_optimum_is_not_known_it_is_refused(settings: dict[str, Any], 
         read_solver(kl_budget=0.2, **settings).check(facts)
 
 
-def test_a_student_of_an_optimum_has_the_shaping_of_its_teacher(tmp_path: Path) -> None:
-    """Both are the optimum on the stored rewards; the recipe's own policies stay as they were read."""
+def test_a_law_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Its log-ratios and numbers to the bit, and a shaping with the same rewards; a student aims at its teacher's."""
     fit = {"epochs": 1, "batch_size": 8}
     aware = {"transform": "optimal", "kl_budget": 0.2, "fit": fit}
     policies = {"student": read_solver(solver="distil", teacher="aware", fit=fit), "aware": read_solver(**aware)}
     policies["student"].find_teacher(policies)
-    layout = Layout(tmp_path)
-    write_table(layout.calibrated, pa.table({"reference_rewards": CHECKED.tolist()}))
-    best = optimum(CHECKED, BestOfN(4), kl=0.2)
-    for name in policies:
-        found = resolved_policy(name, policies, BestOfN(4), layout)
-        assert isinstance(found.shaping, Optimal)
-        assert (found.shaping(CHECKED[5], CHECKED[5]) == best.shaping(CHECKED[5], CHECKED[5])).all()
-        assert policies[name].shaping.name == "optimal"
+    aim = policies["student"].aim(BestOfN(4))
+    assert aim == policies["aware"].aim(BestOfN(4))
+    law, names = aim.law(CHECKED), [f"prompt {c}" for c in COUNTS]
+    write_law(tmp_path / "law.parquet", names, law)
+    prompts, found = read_law(tmp_path / "law.parquet", aim)
+    assert (prompts, found.beta, found.kl, found.kl_over) == (names, law.beta, law.kl, "classes")
+    assert (found.log_ratios_PK == law.log_ratios_PK).all()
+    assert (found.shaped_PK == law.shaped_PK).all()
+    write_table(tmp_path / "other.parquet", pa.table({"prompt_id": names}))
+    with pytest.raises(DataError, match=r"other\.parquet is no law of a policy; remove it"):
+        read_law(tmp_path / "other.parquet", aim)

@@ -57,12 +57,9 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Iterab
         today = None
     silent = float((np.ptp(rewards, axis=1) == 0).mean())
 
-    laws_LK, prompts_L = np.unique(np.sort(rewards, axis=1), axis=0, return_counts=True)
-
     def at(kl: float) -> Budget:
         best = optimum(rewards, procedure, kl=kl, objective="reward")
-        weights_LK = np.exp([best.shaping.log_ratios(law_K) for law_K in laws_LK])
-        effective_L = weights_LK.sum(axis=1) ** 2 / (weights_LK**2).sum(axis=1)
+        weights_PK = np.exp(best.log_ratios_PK)
         return Budget(
             metric=metric,
             prompts=len(rewards),
@@ -74,8 +71,8 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Iterab
             kl=best.kl,
             beta=best.beta,
             reached=best.value,
-            effective=float(np.average(effective_L, weights=prompts_L)),
-            heaviest=float(weights_LK.max()),
+            effective=float((weights_PK.sum(axis=1) ** 2 / (weights_PK**2).sum(axis=1)).mean()),
+            heaviest=float(weights_PK.max()),
         )
 
     return [at(kl) for kl in kls]

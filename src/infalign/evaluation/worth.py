@@ -16,7 +16,7 @@ from infalign.core.errors import ConfigError
 from infalign.evaluation.extrapolation import RATES, Counts
 from infalign.evaluation.intervals import Estimate
 from infalign.method.calibration import Array
-from infalign.method.optimum import Laws
+from infalign.method.optimum import Classes
 from infalign.method.procedures import RankProcedure, looks_at_ranks, parse_procedure
 from infalign.method.procedures.mixture import ranked
 
@@ -104,5 +104,5 @@ def _shifts(sizes: tuple[int, ...], procedure: str) -> Array:
     """Return what optima add to the log odds of a right response, (β, X), from nothing on; equal for all tables."""
     taken = np.concatenate([(np.arange(n + 1) + 0.5) / (n + 1) for n in sizes])
     shares, verdicts = np.stack([1.0 - taken, taken], axis=1), np.tile([0.0, 1.0], (taken.size, 1))
-    laws = Laws(shares, verdicts, verdicts, np.arange(taken.size), ranked(parse_procedure(procedure)), "reward")
+    laws = Classes(shares, verdicts, verdicts, np.arange(taken.size), ranked(parse_procedure(procedure)), "reward")
     return np.stack([0.0 * taken, *(-laws.solve(beta).g[:, 0] / beta for beta in BETAS)])

@@ -13,7 +13,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import prompts_of
 from infalign.method.shapings import parse_shaping
-from infalign.recipe.data_dependent import reference_rewards
+from infalign.recipe.stored_laws import reference_rewards
 from infalign.theory.aims import tilted
 
 

@@ -1,6 +1,7 @@
 """Calibrated rewards: ranks among the reference policy's own rollouts (docs/theory.md, calibrated reward)."""
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -44,6 +45,15 @@ def reward_table(rewards_PK: Any) -> Array:
     if (fewest := min(row.size for row in rows)) < (most := max(row.size for row in rows)):
         raise DataError(f"prompts have {fewest} to {most} rewards; give as many for each")
     return np.stack(rows)
+
+
+def stacked(rows: Sequence[Array]) -> Array:
+    """Return rows as a matrix, or as an object array where they differ in length."""
+    if len({row.size for row in rows}) == 1:
+        return np.stack(rows)
+    found = np.empty(len(rows), object)
+    found[:] = rows
+    return found
 
 
 def tied_prompts(sorted_PK: Array) -> NDArray[np.bool_]:

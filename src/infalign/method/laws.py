@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.special import kl_div
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, reward_table, tied_prompts
+from infalign.method.calibration import Array, reward_table, stacked, tied_prompts
 from infalign.method.procedures import BestOfN
 from infalign.method.shapings import Ranked, Shaping, shape_rollouts
 from infalign.method.transforms import Log
@@ -50,6 +50,11 @@ class Law:
     def paper_beta(self) -> float:
         """The paper's β, for its unnormalized Φ."""
         return self.beta * self.shaping.scale
+
+    @property
+    def probabilities_PK(self) -> Array:
+        """What π* gives each rollout, where the reference gives each 1/K; over classes they need not sum to 1."""
+        return stacked([np.exp(row) / row.size for row in self.log_ratios_PK])
 
     @property
     def shaped_PK(self) -> Array:

@@ -9,9 +9,9 @@ reward.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,8 +20,10 @@ from scipy.optimize.elementwise import find_root
 from scipy.special import logsumexp, xlogy
 
 from infalign.core.errors import ConfigError
-from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows
+from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows, stacked
+from infalign.method.laws import Law
 from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
+from infalign.method.shapings import LOWEST_LOG_BETA
 
 Objective = Literal["reward", "win-rate"]
 Pair = tuple[float, float]  # the rewards of a failure and of a success
@@ -30,7 +32,6 @@ GRID = np.linspace(0.0, 1.0, 129)  # where it is seen whether h is convex
 ENDS = np.geomspace(1e-12, 0.01, 32)
 SCAN = np.concatenate([ENDS, np.linspace(0.02, 0.98, 62), 1.0 - ENDS[::-1]])
 SLACK = 1e-9  # of a bracket, nats
-LOWEST_LOG_BETA = -690.0  # of rewards with range 1; quotients by a smaller β overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,41 +61,26 @@ class Optimal:
         laws, solved = _solved_law(self, references_K.tobytes())
         return laws.at(rewards, 0, solved)
 
-    def log_ratios(self, rewards_K: Array) -> Array:
-        """Return log π*/π_ref = g/β − log Z of all K rollouts of one prompt, Z = Σ_j p_j·e^{g_j/β} over its classes.
-
-        Where none is a success they are below 0: a success would have the rest of the mass.
-        """
-        sorted_K = np.sort(as_rewards(rewards_K))
-        laws, solved = _solved_law(self, sorted_K.tobytes())
-        log_z = logsumexp(solved.g[0] / self.beta, b=laws.p[0])
-        return np.asarray(self(rewards_K, sorted_K) / self.beta - log_z)
-
 
 @lru_cache(maxsize=16_384)
-def _solved_law(shaping: Optimal, sorted_references: bytes) -> "tuple[Laws, _Solved]":
+def _solved_law(shaping: Optimal, sorted_references: bytes) -> "tuple[Classes, _Solved]":
     """Return the law of one prompt and its optimum; a pair has K + 1 laws, however many prompts there are."""
     references_K = np.frombuffer(sorted_references)
-    laws = Laws.of([references_K], shaping.procedure, shaping.objective, shaping.pair)
+    laws = Classes.of([references_K], shaping.procedure, shaping.objective, shaping.pair)
     return laws, laws.solve(shaping.beta)
 
 
-@dataclass(frozen=True, slots=True)
-class Optimum:
-    """The optimal policy on stored rewards: per prompt a law over its K rollouts, at one β for all prompts.
+@dataclass(frozen=True, slots=True, eq=False)
+class Optimum(Law):
+    """The law of the optimal policy on stored rewards, at one β for all prompts.
 
-    ``kl`` is its mean KL to the reference in nats, and ``largest_kl`` what it stays below; ``value`` is the mean of J,
-    for 0/1 rewards and Best-of-N pass@N, and ``reference_value`` that of the reference by the same shares.
+    ``largest_kl`` is what its KL stays below. ``value`` is the mean of J, for 0/1 rewards and Best-of-N pass@N, and
+    ``reference_value`` that of the reference by the same shares.
     """
 
-    beta: float
-    kl: float
     largest_kl: float
     value: float
     reference_value: float
-    laws_PK: Array = field(repr=False)
-    shaped_PK: Array = field(repr=False)
-    shaping: Optimal
 
 
 def optimum(
@@ -108,7 +94,7 @@ def optimum(
 ) -> Optimum:
     """Return the policy that maximizes the mean of J − β·KL on K stored rewards of each of P prompts, exact for ties.
 
-    Where K differs between prompts, ``laws_PK`` and ``shaped_PK`` are object arrays with a row of K for each prompt.
+    K may differ between prompts.
     Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards are equal at 0. ``objective``
     is the expected served reward or the win rate against the reference served alike; for 0/1 rewards they have the same
     optima (β of the win rate is half as large) and the first is the default. The share of c successes of K, where
@@ -120,7 +106,7 @@ def optimum(
     rewards without an objective; DataError for rewards that are not finite.
 
     >>> o = optimum([[0, 0, 0, 0, 1]], "best-of-4", beta=0.5, smoothed=False)
-    >>> round(float(o.laws_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
+    >>> round(float(o.probabilities_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
     (0.463074, 0.174683)
     """
     served = as_procedure(procedure)
@@ -129,10 +115,8 @@ def optimum(
     rewards = reward_rows(rewards_PK)
     if objective not in (None, *(known := get_args(Objective))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
-    values = np.unique(np.concatenate(rewards))
-    pair: Pair | None = (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
     if objective is None:
-        if values.size > 2:
+        if np.unique(np.concatenate(rewards)).size > 2:
             raise ConfigError(
                 "rewards have more than two values, so name the objective, reward or win-rate; in a recipe, "
                 "transform: optimal:reward or optimal:win-rate"
@@ -142,13 +126,13 @@ def optimum(
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
         raise ConfigError(f"beta must be positive and finite, found {beta}")
-    pair = pair if smoothed else None
-    laws = Laws.of([np.sort(row) for row in rewards], served, objective, pair)
+    pair = pair_of(rewards) if smoothed else None
+    laws = Classes.of([np.sort(row) for row in rewards], served, objective, pair)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
     solved = laws.solve(found_beta)
-    rows = list(zip(rewards, laws.of_prompt, strict=True))
-    shaped_PK = _stacked([laws.at(row, law, solved) for row, law in rows])
-    laws_PK = _stacked([laws.shared(row, solved.q[law], law) for row, law in rows])
+    log_z = logsumexp(solved.g / found_beta, b=laws.p, axis=1)
+    rows = zip(rewards, laws.of_prompt, strict=True)
+    log_ratios_PK = stacked([laws.at(row, law, solved) / found_beta - log_z[law] for row, law in rows])
     shaping = Optimal(served, found_beta, objective, pair)
     of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value, laws.served(laws.p, laws.w)
     spent, largest_kl, value, reference_value = map(laws.mean, of_laws)
@@ -159,7 +143,15 @@ def optimum(
             f"jumps from there to {after:.3g}",
             stacklevel=1,  # so that it is shown once
         )
-    return Optimum(found_beta, spent, largest_kl, value, reference_value, laws_PK, shaped_PK, shaping)
+    return Optimum(
+        log_ratios_PK, stacked(rewards), shaping, found_beta, spent, "classes", largest_kl, value, reference_value
+    )
+
+
+def pair_of(rewards_PK: Sequence[Array] | Array) -> Pair:
+    """Return the two values of rewards that have two, otherwise 0 and 1."""
+    values = np.unique(np.concatenate([*rewards_PK]))
+    return (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
 
 
 class _Solved(NamedTuple):
@@ -172,7 +164,7 @@ class _Solved(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Laws:
+class Classes:
     """Distinct laws of rewards: the shares ``p`` of m classes in ascending order, and their ``values`` and ``w``.
 
     A law with fewer classes has some of p = 0 in front, with the value of its first one.
@@ -188,7 +180,7 @@ class Laws:
     @classmethod
     def of(
         cls, sorted_rows: Sequence[Array], procedure: RankProcedure, objective: Objective, pair: Pair | None
-    ) -> "Laws":
+    ) -> Self:
         """Return the laws of prompts with sorted rewards, smoothed where these are of a ``pair``."""
         classes: list[tuple[Array, Array]] = []
         sizes, of_prompt = np.array([row.size for row in sorted_rows]), np.empty(len(sorted_rows), np.intp)
@@ -271,11 +263,6 @@ class Laws:
         above = np.append(g, 0.0)[place] - self.procedure.density(below[place]) * (np.append(w, w[-1])[place] - worth)
         return np.where(known, np.append(g, 0.0)[place], above)
 
-    def shared(self, rewards_K: Array, q: Array, law: int) -> Array:
-        """Return the probability of each response, which shares that of its class with those of equal reward."""
-        mass = q[np.searchsorted(self.values[law], rewards_K, side="right") - 1]
-        return np.asarray(mass / (rewards_K[:, None] == rewards_K).sum(axis=1))
-
     def _masses(self, log_z: Array, law: NDArray[np.intp], beta: float) -> tuple[Array, Array]:
         """Return q and g of laws whose normalizer is known, both (…, m), from the best class down."""
         p, rises = self.p[law].T.copy(), np.diff(self.w[law]).T.copy()
@@ -301,15 +288,6 @@ class Laws:
         positive = self._rest(log_z, every, beta) > 0
         law, point = np.nonzero(positive[:, 1:] != positive[:, :-1])
         return law, log_z[law, point], log_z[law, point + 1]
-
-
-def _stacked(rows: Sequence[Array]) -> Array:
-    """Return rows as a matrix, or as an object array where they differ in length."""
-    if len({row.size for row in rows}) == 1:
-        return np.stack(rows)
-    found = np.empty(len(rows), object)
-    found[:] = rows
-    return found
 
 
 def _classes(rewards_K: Array, pair: Pair | None) -> tuple[Array, Array]:

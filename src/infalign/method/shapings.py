@@ -16,10 +16,11 @@ from scipy.special import expit, kl_div, log_expit, logsumexp
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
-from infalign.method.calibration import Array, as_rewards, calibrate
-from infalign.method.optimum import LOWEST_LOG_BETA, Optimal
+from infalign.method.calibration import Array, as_rewards, calibrate, stacked
 from infalign.method.transforms import SPELLINGS as TRANSFORMATIONS
 from infalign.method.transforms import Transformation, at_ranks, parse_transform, spelled_by
+
+LOWEST_LOG_BETA = -690.0  # of shaped rewards with range 1; quotients by a smaller β overflow
 
 
 class Shaping(Protocol):
@@ -176,8 +177,7 @@ def as_shaping(shaping: Transformation | Shaping) -> Shaping:
 def shape_rollouts(shaping: Transformation | Shaping, rewards_PK: Array) -> Array:
     """Return the shaped rewards (P, K) of rollouts whose references are all K of their prompt, themselves included."""
     shape = as_shaping(shaping)
-    shaped = [shape(rewards_K, np.sort(rewards_K)) for rewards_K in rewards_PK]
-    return np.array(shaped, float).reshape(np.shape(rewards_PK))
+    return stacked([shape(rewards_K, np.sort(rewards_K)) for rewards_K in rewards_PK])
 
 
 def log_ratios(shaped_PK: Array, beta: float) -> Array:
@@ -189,20 +189,6 @@ def log_ratios(shaped_PK: Array, beta: float) -> Array:
     exponent_PK = (shaped_PK - shaped_PK.max(axis=1, keepdims=True)) / beta
     log_total_P = logsumexp(exponent_PK, axis=1, keepdims=True)
     return np.asarray(exponent_PK - (log_total_P - np.log(shaped_PK.shape[1])))
-
-
-def optimal_log_ratios(
-    shaping: Transformation | Shaping, rewards_PK: Array, beta: float, *, least: float = -np.inf
-) -> Array:
-    """Return Φ(Ĉ)/β − log Z of rollouts whose references are all K of their prompt, shape (P, K); β is the raw Φ's.
-
-    Z is the mean of e^{Φ/β} over the K rollouts, after ratios below ``least`` are raised to it. `Optimal` has its own β
-    and Z: it knows that a prompt without a success may have one.
-    """
-    if isinstance(shaping, Optimal):
-        return np.maximum([shaping.log_ratios(rewards_K) for rewards_K in rewards_PK], least)
-    found_PK = log_ratios(shape_rollouts(shaping, rewards_PK), beta / shaping.scale)
-    return found_PK if least == -np.inf else log_ratios(np.maximum(found_PK, least), 1.0)
 
 
 def mean_kl(shaped_PK: Array, beta: float) -> float:

@@ -9,7 +9,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import read_record, write_text
 
 Record = dict[str, Any]
-FORMAT = 3  # of the records; increase it when this version would misread records of the previous format
+FORMAT = 4  # of the records; increase it when this version would misread records of the previous format
 
 
 def record_path(root: Path, unit: str) -> Path:

@@ -12,7 +12,7 @@ from infalign.models.conversion import content_hash, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.tokenizers import TEMPLATES
 from infalign.recipe.settings import Recipe
-from infalign.training.solvers.offline import TRUNKS
+from infalign.training.solvers.guide import TRUNKS
 
 
 class Digests:

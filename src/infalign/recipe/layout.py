@@ -58,6 +58,10 @@ class Layout:
         """Training prompts with the column ``reference_rewards``."""
         return self.root / "calibrated.parquet"
 
+    def law(self, name: str) -> Path:
+        """Return the table of the law that a policy is trained towards: log π*/π_ref of the rollouts."""
+        return self.root / "laws" / f"{name}.parquet"
+
     def prompts(self, split: str) -> Path:
         """Return the table of the prompts of a split: test or train."""
         return self.data / f"{split}_prompts.parquet"

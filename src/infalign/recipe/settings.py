@@ -16,7 +16,7 @@ from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
 from infalign.training.solvers.base import RecipeFacts
-from infalign.training.solvers.offline import TRUNKS, Offline
+from infalign.training.solvers.guide import TRUNKS
 
 TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
 
@@ -68,7 +68,7 @@ class Recipe(Settings):
         return self.model_copy(update=filled)
 
     def _fit_with_rate(self, policy: AnySolver, pretrained: bool) -> Fit:
-        guide = policy.guide if isinstance(policy, Offline) else None
+        guide = policy.trained_guide
         begins_new = guide is not None and (
             guide.side is not None or (guide.trunk == "reward" and self.reward.scratch is not None)
         )
@@ -105,7 +105,7 @@ class Recipe(Settings):
     @property
     def named_trunks(self) -> dict[str, str]:
         """The folder or hub id that a guide starts from, where that is no model of the run, by its key."""
-        guides = {name: policy.guide for name, policy in self.policies.items() if isinstance(policy, Offline)}
+        guides = {name: policy.trained_guide for name, policy in self.policies.items()}
         return {
             f"policies.{name}.guide.trunk": guide.trunk
             for name, guide in guides.items()

@@ -51,6 +51,7 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
     if shaping.endswith(".json"):
         method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
+    beta = "" if found["beta"] is None else f"; β {found['beta']:.4g}"
     budget = "" if found["kl_budget"] is None else f", KL budget {found['kl_budget']:g} nats"
     judges = "\n".join(f"- {judge}: {_source(recipe.rewards[judge])}; {ROLES[judge]}" for judge in results["judges"])
     return f"""\
@@ -65,7 +66,7 @@ responses of the reference policy to the same prompt, the rank was transformed, 
 
 - Reference: {base or "a model made in the run"}{tuned}
 - Procedure: {procedure}
-- Method: {method}; transformation Φ of the rank: {shaping}; β {found["beta"]:.4g}{budget}
+- Method: {method}; transformation Φ of the rank: {shaping}{beta}{budget}
 - Ranks: of {prompts} prompts × {recipe.rollout.k} responses; seed {recipe.seed}
 
 ## What was measured

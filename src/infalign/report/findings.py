@@ -14,8 +14,6 @@ from infalign.pipeline.records import Record, unit_name
 from infalign.pipeline.units import Summary
 from infalign.recipe.settings import Recipe
 from infalign.training.solvers.base import KL_TOLERANCE, Solver
-from infalign.training.solvers.distil import Settings as Distil
-from infalign.training.solvers.offline import Offline
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
 FEW_STEPS = 10  # the first optimizer step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
@@ -163,9 +161,9 @@ def _of_rewards(summary: Summary) -> Iterator[str]:
 
 def _of_guide(recipe: Recipe, record: Record) -> Iterator[str]:
     policy, summary = recipe.policies.get(record["subject"]), record["summary"]
-    if policy is None or policy.theory.kl_budget is None or "guide_kl" not in summary:
+    if policy is None or policy.budget is None or "guide_kl" not in summary:
         return
-    kl, budget = summary["guide_kl"], policy.theory.kl_budget
+    kl, budget = summary["guide_kl"], policy.budget
     if kl is None:
         yield (
             "the KL of its guide cannot be estimated on the stored rollouts, so the guide keeps its trained "
@@ -181,11 +179,13 @@ def _of_guide(recipe: Recipe, record: Record) -> Iterator[str]:
 
 def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
     kl = record["summary"].get("kl", 0.0)
-    if kl == 0:
-        return
     policy = recipe.policies.get(record["subject"])  # a policy trained elsewhere has no budget here
-    budget = None if policy is None else policy.theory.kl(recipe.procedure)
-    if policy is None or budget is None or abs(kl - budget) <= KL_TOLERANCE * budget:
+    if kl == 0 or policy is None:
+        return
+    aim, budget = policy.aim(recipe.procedure), policy.budget
+    law = aim.rank_law() if budget is None and aim is not None else None
+    budget = budget if law is None else law.kl
+    if budget is None or abs(kl - budget) <= KL_TOLERANCE * budget:
         return
     cure = how_to_change_kl(policy, more=kl < budget)
     yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the budget of {budget:.3g}; {cure}"
@@ -193,10 +193,11 @@ def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
 
 def how_to_change_kl(policy: Solver, *, more: bool) -> str:
     """Return what makes a trained policy spend more of its KL budget, or less."""
-    if isinstance(policy, Offline) and policy.guide is not None:
+    if policy.trained_guide is not None:
         return "raise rollout.prompts: a tenth of them sets the strength of its guide"
     cure = "raise its fit.epochs or fit.learning_rate" if more else "lower its fit.learning_rate or fit.epochs"
-    return f"{cure}, if {policy.teacher} spends its own budget" if isinstance(policy, Distil) else cure
+    teacher = policy.data_needs.teacher
+    return f"{cure}, if {teacher} spends its own budget" if teacher is not None else cure
 
 
 def _of_gold(recipe: Recipe, record: Record) -> Iterator[str]:

@@ -18,10 +18,10 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.pipeline.ownership import claim
 from infalign.pipeline.records import records
-from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy, stored_budgets
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
+from infalign.recipe.stored_laws import reference_rewards, stored_budgets
 from infalign.report.equal_kl import MAX_EXTRAPOLATION
 from infalign.report.findings import findings, sentences
 from infalign.report.results import policy_looks, read_results
@@ -60,8 +60,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     recorded = records(layout.root)
     results, made = read_results(layout.root), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
-    policies = {name: resolved_policy(name, recipe.policies, recipe.procedure, layout) for name in recipe.policies}
-    looks = {name: Look(*look, policies[name], evaluated.law_at) for name, look in policy_looks(results).items()}
+    looks = {name: Look(*look, recipe.policies[name], evaluated.law_at) for name, look in policy_looks(results).items()}
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
         names = [picture.name for found in pictures.values() for picture in found]
@@ -91,10 +90,9 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         figures=figures,
         lead=(figures["pass_at_k"] + figures["kl"][len(results["judges"]) > 1 :])[:1] + figures["n"][:1],
         results_json=_embedded(layout.results, "application/json"),
-        betas={name: policy_betas(policy, recipe.procedure, layout) for name, policy in policies.items()},
         budgets=stored_budgets(recipe.policies, recipe.procedure, layout),
         budget_rows=budget_rows,
-        saturation=saturated(evaluated, policies),
+        saturation=saturated(evaluated, recipe.policies),
         examples=examples(evaluated, recipe.policies),
         records=made,
         rank_error=rank_error(recipe.rollout.k),

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, Standard
-from infalign.recipe.data_dependent import reference_rewards
 from infalign.recipe.layout import Layout
+from infalign.recipe.stored_laws import law_numbers
 from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL
 from infalign.report.scored_samples import ScoredSamples
 from infalign.training.solvers.base import Solver
@@ -114,14 +113,14 @@ def _policy_numbers(
     evaluated: ScoredSamples, name: str, policy: Solver, wins: Mapping[str, Mapping[str, Array]]
 ) -> dict[str, Any]:
     """Return the numbers of one policy."""
-    aim = evaluated.procedure
+    of_law = evaluated.layout.law(policy.data_needs.teacher or name)  # bond has none
     found = sample_numbers(evaluated, name, wins)
     return {
         "method": policy.method,
-        "transform": policy.shaping.name,
+        "transform": policy.transformation,
         "solver": policy.solver,
-        "kl_budget": policy.theory.kl_budget,
-        "beta": policy.theory.raw_beta(aim, partial(reference_rewards, evaluated.layout)),
+        "kl_budget": policy.budget,
+        "beta": law_numbers(of_law)["paper_beta"] if of_law.exists() else None,
         **found,
         "theory": _theory(evaluated, policy, found["kl"]["mean"]),
     }

@@ -62,7 +62,7 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
     found: dict[str, Curve] = {}
     for look in looks.values():
-        if (aim := look.solver.theory.objective_name) not in found:
+        if (aim := look.solver.transformation) not in found:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
                 found[aim] = Curve([*laws], [*laws.values()], look.color, f"theory, {aim}")

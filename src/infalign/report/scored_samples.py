@@ -95,7 +95,8 @@ class ScoredSamples:
 
         Laws are of continuous ranks; 0/1 rewards tie, and pass@k is exact.
         """
-        return None if self._right_or_wrong else policy.theory.law_at(self.procedure, kl)
+        aim = None if self._right_or_wrong else policy.aim(self.procedure)
+        return None if aim is None else aim.rank_law(kl)
 
     @cached_property
     def _right_or_wrong(self) -> bool:

@@ -1,4 +1,4 @@
-"""The stage calibrate: every training prompt with the sorted rewards of its rollouts, and the transformations."""
+"""The stage calibrate: every training prompt with the sorted rewards of its rollouts, and the laws of the policies."""
 
 import json
 from collections.abc import Iterator
@@ -11,12 +11,13 @@ from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_table
 from infalign.pipeline.units import Summary, Unit
+from infalign.steps import laws
 from infalign.steps.run import MANIFEST, Provenance, Run
 from infalign.steps.samples import StoredRollouts
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the calibration."""
+    """Yield the calibration, then the laws of the policies."""
     stored = run.stored
     yield Unit(
         "calibrate",
@@ -24,23 +25,19 @@ def units(run: Run) -> Iterator[Unit]:
         inputs=tuple(run.layout.scores(part) for part in range(len(stored.parts))),
         settings={},
         output=run.layout.calibrated,
-        work=partial(calibrate_prompts, stored, run.recipe.rollout.prompts, run.provenance),
+        work=partial(calibrate_prompts, stored, run.provenance),
     )
+    yield from laws.units(run)
 
 
-def calibrate_prompts(
-    stored: StoredRollouts, prompts: int, provenance: Provenance, *, on_progress: OnProgress
-) -> Summary:
+def calibrate_prompts(stored: StoredRollouts, provenance: Provenance, *, on_progress: OnProgress) -> Summary:
     """Give every training prompt the column ``reference_rewards``: its K rewards, sorted.
 
     Prompts that the reward leaves out are not in the table, and ``left_out`` counts them. The schema of the table
     carries a manifest, as JSON: the digests of reference and reward, K, the number of prompts.
     """
-    layout, k, every = stored.layout, stored.k, len(stored.parts)
-    table = read_table(layout.prompts("train")).slice(0, prompts)
-    rewards_PK = np.empty((table.num_rows, k))
-    for part in range(every):
-        rewards_PK[part::every] = np.sort(stored.rewards(part), axis=1)
+    layout, k, rewards_PK = stored.layout, stored.k, np.sort(stored.rewards_by_prompt(), axis=1)
+    table = read_table(layout.prompts("train")).slice(0, len(rewards_PK))
     rewarded = ~np.isnan(rewards_PK[:, 0])
     if not rewarded.any():
         raise DataError(

@@ -190,12 +190,13 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
     columns = ("policy", "trained on", "KL", "β", "trainer's\nβ")
     table = plain_table(*columns, *(f"{p.name}\n%" for p in procedures), breaking=[1])
     for name, policy in recipe.policies.items():
-        law = policy.theory.law(recipe.procedure)
-        if law is None:  # raw rewards have no law before the rollouts exist; bond trains until the budget is spent
-            table.add_row(name, policy.method, f"{policy.theory.kl_budget or math.nan:.3g}")
+        aim = policy.aim(recipe.procedure)
+        law = None if aim is None else aim.rank_law()
+        if aim is None or law is None:  # raw rewards have none before the rollouts exist; bond trains to the budget
+            table.add_row(name, policy.method, f"{policy.budget or math.nan:.3g}")
             continue
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
-        betas = (f"{beta:.3g}" for beta in (law.beta, law.beta / policy.shaping.scale))
+        betas = (f"{beta:.3g}" for beta in (law.beta, law.beta / aim.scale))
         table.add_row(name, policy.method, f"{law.kl:.3g}", *betas, *wins)
     heading(console, "Policies: KL in nats, the paper's β and the trainer's β, theoretical win rates at this KL")
     console.print(table)

@@ -17,7 +17,6 @@ from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
 from infalign.policies.evaluate import KL_SAMPLES, stream_seed
-from infalign.recipe.data_dependent import resolved_policy
 from infalign.report.card import write_card
 from infalign.report.results import FORMAT, read_results, write_results
 from infalign.report.scored_samples import ScoredSamples
@@ -118,8 +117,7 @@ def summarize(
     evaluated: ScoredSamples, solvers: Mapping[str, Solver], report_to: Sequence[str], *, on_progress: OnProgress
 ) -> Summary:
     """Write the numbers of all models, send them to the trackers, and return the headline numbers."""
-    found = {name: resolved_policy(name, solvers, evaluated.procedure, evaluated.layout) for name in solvers}
-    headline = write_results(evaluated, found, on_progress=on_progress)
+    headline = write_results(evaluated, solvers, on_progress=on_progress)
     track(report_to, read_results(evaluated.layout.root), evaluated.layout)
     return headline
 

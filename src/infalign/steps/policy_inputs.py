@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from infalign.core.sequences import Lazy
 from infalign.core.storage import read_table
+from infalign.data.messages import from_cell
+from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.models.pretrained import add_network_guide, load_policy
-from infalign.models.settings import Compute
+from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.layout import Layout
+from infalign.recipe.stored_laws import read_law
 from infalign.steps.run import Provenance, Run
 from infalign.steps.samples import StoredRollouts
-from infalign.training.solvers.base import Solver, States
-from infalign.training.solvers.offline import TRUNKS, Guide, Offline
+from infalign.training.solvers.base import Solver
+from infalign.training.solvers.guide import TRUNKS, Guide, States
 
 
 class Logprobs(NamedTuple):
@@ -56,10 +59,38 @@ class PolicyInputs:
         """The run directory."""
         return self.stored.layout
 
-    def start(self, policy: Offline, tokenizer: Any, compute: Compute) -> Any:
-        """Return what a policy's training starts from: the reference, with an untrained guide if it is to have one."""
-        model, _ = load_policy(self.reference, device=compute.torch_device())
-        return model if policy.guide is None else self._guided(policy.guide, model, tokenizer)
+    def law(self, name: str, policy: Solver) -> Law | None:
+        """Return the law of a policy, or that of its teacher, with the prompts in the order of `rows`."""
+        if (aim := policy.aim(self.procedure)) is None:
+            return None
+        prompt_ids, law = read_law(self.layout.law(policy.data_needs.teacher or name), aim)
+        place = {prompt_id: i for i, prompt_id in enumerate(prompt_ids)}
+        drawn = (prompt_id for part in self.stored.parts for prompt_id in part.table.read().prompt_ids)
+        order = [place[prompt_id] for prompt_id in drawn if prompt_id in place]
+        return replace(law, log_ratios_PK=law.log_ratios_PK[order], rewards_PK=law.rewards_PK[order])
+
+    def start(self, policy: Solver, device: str) -> tuple[Any, Any]:
+        """Return the reference, with an untrained guide if the policy has one, and the tokenizer of the run."""
+        model, _ = load_policy(self.reference, device=device)
+        tokenizer, guide = load_tokenizer(self.layout.tokenizer), policy.trained_guide  # it has the chat template
+        return model if guide is None else self._guided(guide, model, tokenizer), tokenizer
+
+    def model(self, policy: str, device: str) -> Any:
+        """Return the trained model of a policy."""
+        return load_policy(self.layout.model(policy), device=device)[0]
+
+    def problem(self) -> Any:
+        """Return the calibrated prompts and the reward, for on-policy training."""
+        from infalign.training.on_policy_trainer import Problem
+
+        prompts = read_table(self.layout.calibrated, columns=["prompt", "reference_rewards", "columns"])
+        return Problem(
+            self.reference,
+            load_tokenizer(self.layout.tokenizer, padding_side="left"),
+            [row | {"prompt": from_cell(row["prompt"])} for row in prompts.to_pylist()],
+            self.provenance.reward.load(),
+            self.max_new_tokens,
+        )
 
     def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
         """Return the rollouts, with the reference's states that the policy or its teacher reads.
@@ -80,7 +111,7 @@ class PolicyInputs:
 
     def logprobs(self, policy: Solver) -> Logprobs | None:
         """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""
-        if not isinstance(policy, Offline) or (self.drawn_as_trained and not policy.fit.bf16):
+        if not policy.has_objective or (self.drawn_as_trained and not policy.fit.bf16):
             return None
         return Logprobs(policy.data_needs.states, policy.fit.bf16)
 

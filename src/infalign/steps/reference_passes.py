@@ -16,13 +16,12 @@ from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.storage import write_table
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
-from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import READ, Pass, Run
 from infalign.steps.samples import StoredRollouts
-from infalign.training.solvers.base import Solver, States
-from infalign.training.solvers.offline import Offline
+from infalign.training.solvers.base import Solver
+from infalign.training.solvers.guide import States
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -51,7 +50,6 @@ def units(run: Run) -> Iterator[Unit]:
     for asked, policy in asking.items():
         if asked is None:
             continue
-        assert isinstance(policy, Offline)
         read = () if asked.states is None else (layout.states(str(asked.states), part) for part in parts)
         yield Unit(
             "train",
@@ -110,7 +108,7 @@ def states_so_far(folder: Path) -> SoFar:
 
 
 def write_logprobs(
-    policy: Offline, inputs: PolicyInputs, compute: Compute, path: Path, *, on_progress: OnProgress
+    policy: Solver, inputs: PolicyInputs, compute: Compute, path: Path, *, on_progress: OnProgress
 ) -> Summary:
     """Write log π_ref of each rollout, in the order of the rollouts."""
     which = policy.data_needs.states
@@ -122,7 +120,7 @@ def write_logprobs(
     return {"responses": len(found)}
 
 
-def _compute_logprobs(policy: Offline, inputs: PolicyInputs, compute: Compute, on_progress: OnProgress) -> Any:
+def _compute_logprobs(policy: Solver, inputs: PolicyInputs, compute: Compute, on_progress: OnProgress) -> Any:
     """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
     import torch
 
@@ -130,12 +128,11 @@ def _compute_logprobs(policy: Offline, inputs: PolicyInputs, compute: Compute, o
     from infalign.models.packed import can_pack, packed_logprobs
     from infalign.models.top_layers import starting_from_states
 
-    tokenizer = load_tokenizer(inputs.layout.tokenizer)
     stored = inputs.stored
     if policy.data_needs.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
         model, _ = load_policy(inputs.reference, device=compute.torch_device())
     else:
-        model = inputs.start(policy, tokenizer, compute)
+        model, _ = inputs.start(policy, compute.torch_device())
     prompts, responses = stored.all_texts()
     states = () if policy.data_needs.states is None else stored.states(policy.data_needs.states)
     last = policy.data_needs.states.last if policy.data_needs.states is not None else 0

@@ -25,7 +25,6 @@ from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.sampling.settings import KINDS
 from infalign.steps.samples import Samples, StoredRollouts
 from infalign.training.output_folder import Target
-from infalign.training.solvers.offline import Offline
 
 OWN_ENGINE = KINDS["shared-prefix"](kind="shared-prefix")
 ROLLOUT_PARTS = 4  # in which rollouts are drawn, one unit of work each
@@ -149,7 +148,7 @@ class Run:
     def networks(self, name: str) -> list[Scratch | str]:
         """Return the architectures that the reference or a policy computes with: a guide's comes second."""
         policy, own = self.recipe.policies.get(name), self.architecture("policy")
-        guide = policy.guide if isinstance(policy, Offline) else None
+        guide = None if policy is None else policy.trained_guide
         if guide is None:
             return [own]
         if guide.side is not None:
@@ -185,7 +184,7 @@ class Run:
     def engine(self, name: str) -> EngineSettings:
         """Return what draws from the reference or a policy: the recipe's engine, or our own where it has it not."""
         engine, policy = self.recipe.rollout.engine, self.recipe.policies.get(name)
-        guided = isinstance(policy, Offline) and policy.guide is not None
+        guided = policy is not None and policy.trained_guide is not None
         return engine if engine.has(reference=name == "reference", guided=guided) else OWN_ENGINE
 
     def sampler(self, name: str, model: str) -> Sampler:

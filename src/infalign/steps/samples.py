@@ -17,7 +17,7 @@ from infalign.recipe.layout import Layout
 from infalign.rewards.scores import count_scored
 from infalign.sampling.prompts import Prompts, PromptTable, Sampler, rollout_progress
 from infalign.sampling.rollouts import Drawn, find_rollouts
-from infalign.training.solvers.base import States
+from infalign.training.solvers.guide import States
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,14 @@ class StoredRollouts:
     def all_rewards(self) -> Array:
         """Return the rewards of all rollouts, in the order of `rows`."""
         return np.concatenate([self.rewards(part).ravel() for part in range(len(self.parts))])
+
+    def rewards_by_prompt(self) -> Array:
+        """Return the rewards (P, K) in the order of the table of training prompts."""
+        parts = [self.rewards(part) for part in range(len(self.parts))]
+        rewards_PK = np.empty((sum(map(len, parts)), self.k))
+        for part, rewards in enumerate(parts):
+            rewards_PK[part :: len(parts)] = rewards
+        return rewards_PK
 
     def rows(self) -> Sequence[dict[str, Any]]:
         """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave.

@@ -3,31 +3,21 @@
 import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 from infalign.core.distributed import is_first
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
-from infalign.core.storage import read_table
-from infalign.data.messages import from_cell
 from infalign.method.procedures import rewinds
-from infalign.method.shapings import rank_transform
-from infalign.models.pretrained import TRANSFORMATION, load_policy
-from infalign.models.tokenizers import load_tokenizer
+from infalign.models.pretrained import TRANSFORMATION
 from infalign.pipeline.units import Summary, Unit
-from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy
 from infalign.recipe.settings import Recipe
 from infalign.steps import reference_passes
 from infalign.steps.policy_inputs import PolicyInputs
 from infalign.steps.run import DRAWN, READ, TRAINED, Pass, Run
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.training.output_folder import Target
-from infalign.training.solvers.base import Shaped, Solver
-from infalign.training.solvers.distil import Settings as Distil
-from infalign.training.solvers.offline import Offline
-from infalign.training.solvers.on_policy import OnPolicy
+from infalign.training.solvers.base import Solver
 
-History = list[dict[str, Any]]
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
 
 
@@ -36,14 +26,15 @@ def units(run: Run) -> Iterator[Unit]:
     yield from reference_passes.units(run)
     inputs, policies = PolicyInputs.of(run), run.recipe.policies
     for name in _teachers_first(policies):
-        policy, target = policies[name], run.target(name)
+        policy, target, teacher = policies[name], run.target(name), policies[name].data_needs.teacher
         yield Unit(
             "train",
             "train",
             name,
             inputs=(
                 run.layout.calibrated,
-                *([run.layout.model(teacher)] if (teacher := policy.data_needs.teacher) else []),
+                *([] if policy.aim(run.recipe.procedure) is None else [run.layout.law(teacher or name)]),
+                *([run.layout.model(teacher)] if teacher else []),
                 *reference_passes.read_by(run, policy),
             ),
             settings=run.key(*policy.recipe_dependencies) | {"policies": {name: run.contents["policies"][name]}},
@@ -69,20 +60,16 @@ def _teachers_first(policies: Mapping[str, Solver]) -> list[str]:
 
 def _passes(run: Run, name: str) -> list[Pass]:
     """Return the passes of a policy's training: over the stored rollouts, or over responses that it draws itself."""
-    policy, prompts, k = run.recipe.policies[name], run.rollout_prompts, run.recipe.rollout.k
+    policy, prompts = run.recipe.policies[name], run.rollout_prompts
     reference, *trunk = run.networks(name)
-    if isinstance(policy, OnPolicy):
-        fit, reward = policy.fit, [run.architecture("reward")] * run.recipe.reward.is_classifier
-        return [
-            Pass.over((TRAINED + 2 * READ) * fit.epochs, [reference], prompts, policy.generations),
-            Pass.over(DRAWN, [reference], prompts, policy.responses_per_prompt),
-            Pass.over(READ, reward, prompts, policy.responses_per_prompt),
-        ]
-    reads_reference = bool(trunk) and policy.data_needs.states is None
-    frozen = run.networks(policy.teacher) if isinstance(policy, Distil) else [reference] * reads_reference
+    epochs, each, draws = policy.fit.epochs, policy.group(run.recipe.rollout.k), policy.responses_per_prompt
+    teacher, reward = policy.data_needs.teacher, [run.architecture("reward")] * run.recipe.reward.is_classifier
+    frozen = [reference] * policy.reads_reference if teacher is None else run.networks(teacher)
     return [
-        Pass.over(TRAINED * policy.fit.epochs, trunk or [reference], prompts, k),
-        Pass.over(READ * policy.fit.epochs, frozen, prompts, k),
+        Pass.over(TRAINED * epochs, trunk or [reference], prompts, each),
+        Pass.over(READ * epochs, frozen, prompts, each),
+        Pass.over(DRAWN, [reference] if draws else [], prompts, draws),
+        Pass.over(READ, reward if draws else [], prompts, draws),
     ]
 
 
@@ -93,8 +80,9 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     no result for Rewind-and-Repeat.
     """
     policy, procedure, k = recipe.policies[name], recipe.procedure, recipe.rollout.k
-    transform, kl = rank_transform(policy.shaping), policy.theory.kl_budget
-    if rewinds(procedure) or not isinstance(policy, Shaped) or transform is None or kl is None:
+    aim, kl = policy.aim(procedure), policy.budget
+    transform = None if aim is None or policy.data_needs.teacher else aim.transform
+    if rewinds(procedure) or transform is None or kl is None:
         return []
     try:
         found = finite_rollouts(transform, procedure, simulated_gaps(k, seed=recipe.seed), kl=kl)
@@ -103,7 +91,7 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     if found.lost <= MAX_LOST_WIN_RATE:
         return []
     return [
-        f"policies.{name}: with {k} rollouts per prompt, {policy.shaping.name} at {kl:g} nats gains "
+        f"policies.{name}: with {k} rollouts per prompt, {transform.name} at {kl:g} nats gains "
         f"{100 * found.lost:.1f} ± {100 * found.standard_error:.1f} points less of {procedure.name} than with exact "
         "ranks; raise rollout.k"
     ]
@@ -112,71 +100,20 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
 def train_policy(
     name: str, policies: Mapping[str, Solver], inputs: PolicyInputs, target: Target, *, on_progress: OnProgress
 ) -> Summary:
-    """Train one of the policies by its solver, with the β that its KL budget or its n requires.
+    """Train one of the policies by its solver, towards its law.
 
     Raises DataError if the calibrated rewards come from another reward or reference policy than the recipe's.
     """
     inputs.provenance.check(inputs.layout)
-    policy = resolved_policy(name, policies, inputs.procedure, inputs.layout)
-    beta, trainer_beta = policy_betas(policy, inputs.procedure, inputs.layout)
+    policy, law = policies[name], inputs.law(name, policies[name])
     with target.job(on_progress) as job:
-        if isinstance(policy, OnPolicy):
-            history = _train_on_policy(policy, trainer_beta, inputs, target, job)
-        elif isinstance(policy, Distil):
-            history = _distil(policy, beta, inputs, target, job)
-        else:
-            assert isinstance(policy, Offline)
-            history = _train_offline(policy, beta, inputs, target, job)
-        if (table := policy.shaping.name).endswith(".json") and is_first():
+        history = policy.train(inputs, law, job)
+        if (table := policy.transformation).endswith(".json") and is_first():
             shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     losses = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
     last: Summary = {
         key: history[-1][key] for key in ("overfitted", "resumed", "guide_scale", "guide_kl") if key in history[-1]
     }
-    return {"beta": beta, "trainer_beta": trainer_beta, **losses, **last, "history": history}
-
-
-def _train_offline(policy: Offline, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
-    """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
-    from infalign.training.guide_strength import scale_guide_to_kl
-    from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts, held_out_rollouts
-
-    tokenizer = load_tokenizer(inputs.layout.tokenizer)  # it has the chat template
-    rows, kl = inputs.rows(policy), policy.theory.kl(inputs.procedure, partial(reference_rewards, inputs.layout))
-    model = inputs.start(policy, tokenizer, target.compute)
-    fitted = fit_to_rollouts(RolloutRegression(policy.objective(beta)), model, rows, policy.fit, job)
-    if policy.guide is not None and kl is not None and is_first():
-        scale = scale_guide_to_kl(fitted.model, held_out_rollouts(rows), kl)
-        fitted.history[-1] |= {"guide_scale": scale.factor, "guide_kl": scale.kl}
-    return fitted.save(tokenizer)
-
-
-def _distil(policy: Distil, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
-    """Train a policy to follow another one on the rollouts that this was trained on, and return the log."""
-    from infalign.training.offline_trainer import Distillation, fit_to_rollouts
-
-    device = target.compute.torch_device()
-    teacher, _ = load_policy(inputs.layout.model(policy.teacher), device=device)
-    model, _ = load_policy(inputs.reference, device=device)
-    tokenizer = load_tokenizer(inputs.layout.tokenizer)
-    loss = Distillation(teacher, policy.teacher_settings.objective(beta))
-    return fit_to_rollouts(loss, model, inputs.rows(policy), policy.fit, job).save(tokenizer)
-
-
-def _train_on_policy(policy: OnPolicy, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
-    """Train a policy on-policy, with ``beta`` for the normalized values, and return the log."""
-    from infalign.training.on_policy_trainer import Problem, fit_on_policy
-
-    layout = inputs.layout
-    prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards", "columns"])
-    problem = Problem(
-        inputs.reference,
-        load_tokenizer(layout.tokenizer, padding_side="left"),
-        [row | {"prompt": from_cell(row["prompt"])} for row in prompts.to_pylist()],
-        inputs.provenance.reward.load(),
-        beta,
-        inputs.procedure,
-        inputs.max_new_tokens,
-    )
-    return fit_on_policy(problem, policy, job)
+    betas = {} if law is None else {"beta": law.paper_beta, "trainer_beta": law.beta}
+    return {**betas, **losses, **last, "history": history}

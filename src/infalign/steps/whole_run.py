@@ -24,11 +24,11 @@ from infalign.pipeline.records import Record, records
 from infalign.pipeline.scheduler import Remaining, check_distributed, run_units
 from infalign.pipeline.units import Summary, Unit
 from infalign.pipeline.workers import Workers
-from infalign.recipe.data_dependent import check_spendable, stored_budgets
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
+from infalign.recipe.stored_laws import stored_budgets
 from infalign.report import page
 from infalign.report.findings import Finding, check_worth, findings, sentences
 from infalign.report.results import read_results
@@ -168,18 +168,13 @@ def do_units(
             warn(console, warning)
     for record in remaining.done:
         check_worth(recipe, findings(recipe, record))
-    stored = recipe.policies, recipe.procedure, run.layout
-    if "calibrate" not in remaining.todo and any(name.startswith("train-") for name in remaining.todo):
-        check_spendable(*stored)
     warned = set[str]()
 
     def after_unit(record: Record) -> list[str]:
         found = findings(recipe, record)
         check_worth(recipe, found)
-        if record["kind"] == "calibrate":
-            check_spendable(*stored)
-            if budgets := stored_budgets(*stored):
-                print_budgets(budgets, console)
+        if record["kind"] == "calibrate" and (budgets := stored_budgets(recipe.policies, recipe.procedure, run.layout)):
+            print_budgets(budgets, console)
         new = [finding for finding in found if finding.said not in warned]
         warned.update(finding.said for finding in new)
         return sentences(new)

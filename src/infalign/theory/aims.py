@@ -4,7 +4,11 @@ An aim has a KL budget in nats, or the paper's β, or is Best-of-n itself. Its l
 else; its law over stored rollouts takes their rewards.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,8 +16,11 @@ from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, reward_table, tied_prompts
-from infalign.method.laws import Law
+from infalign.method.laws import Law, best_of
+from infalign.method.optimum import Objective, Optimal, optimum, pair_of
+from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
 from infalign.method.shapings import (
+    Ranked,
     Shaping,
     as_shaping,
     budget_beta,
@@ -23,8 +30,163 @@ from infalign.method.shapings import (
     rank_transform,
     shape_rollouts,
 )
-from infalign.method.transforms import Transformation
-from infalign.theory.law import aligned_law, law_at_kl
+from infalign.method.transforms import Log, Transformation
+from infalign.theory.law import RankLaw, aligned_law, law_at_kl
+from infalign.theory.optimum import optimal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim(ABC):
+    """What is wanted of a policy, at a budget of ``kl`` nats or the paper's ``beta``."""
+
+    kl: float | None = None
+    beta: float | None = None
+    by_procedure: ClassVar[bool] = False  # whether it differs between procedures
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The spelling for recipes and figures."""
+
+    @property
+    def transform(self) -> Transformation | None:
+        """The transformation of the rank, if that is all that it looks at."""
+        return None
+
+    @property
+    def scale(self) -> float:
+        """The paper's β, divided by that of a trainer."""
+        return 1.0
+
+    def at(self, procedure: Served, kl: float | None, beta: float | None) -> Self:
+        """Return it for what a procedure serves, at a strength."""
+        return replace(self, kl=kl, beta=beta)
+
+    @abstractmethod
+    def law(self, rewards_PK: ArrayLike) -> Law:
+        """Return the law of stored rewards. Raises ConfigError for a budget that they cannot spend, with the most."""
+
+    @abstractmethod
+    def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
+        """Return the shaping of its law of these rewards, whose β is ``beta``."""
+
+    def rank_law(self, kl: float | None = None) -> RankLaw | None:
+        """Return the exact law of continuous ranks, at its own strength or at ``kl`` nats; None where there is none."""
+        try:
+            return _solved(self, self.kl if kl is None else kl)
+        except ConfigError:
+            return None
+
+    def check(self) -> None:
+        """Raise ConfigError for a budget that continuous ranks cannot spend."""
+        if self.kl is not None:
+            _solved(self, self.kl)
+
+    def _rank_law(self, kl: float | None) -> RankLaw | None:
+        if self.transform is None:
+            return None
+        return law_at_kl(self.transform, kl=kl) if kl is not None else aligned_law(self.transform, beta=self.beta or 0)
+
+
+@cache  # a recipe asks for few, and for each several times
+def _solved(aim: Aim, kl: float | None) -> RankLaw | None:
+    return aim._rank_law(kl)
+
+
+@dataclass(frozen=True)
+class Tilt(Aim):
+    """π_ref·e^{s/β}/Z for a shaping s of the reward."""
+
+    shaping: Shaping
+
+    @property
+    def name(self) -> str:
+        """The shaping's."""
+        return self.shaping.name
+
+    @property
+    def transform(self) -> Transformation | None:
+        """The transformation, if the shaping is by the rank."""
+        return rank_transform(self.shaping)
+
+    @property
+    def scale(self) -> float:
+        """The shaping's."""
+        return self.shaping.scale
+
+    def law(self, rewards_PK: ArrayLike) -> Law:
+        """Return the tilted law."""
+        return tilted(rewards_PK, self.shaping, kl=self.kl, beta=None if self.beta is None else self.beta / self.scale)
+
+    def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
+        """Return its shaping."""
+        return self.shaping
+
+
+@dataclass(frozen=True)
+class Best(Aim):
+    """What Best-of-``n`` serves: of continuous ranks, log at β = 1/(n − 1), a KL of log n − (n − 1)/n nats."""
+
+    n: int
+    name = "log"
+    transform = Log()
+
+    def law(self, rewards_PK: ArrayLike) -> Law:
+        """Return the law of the best of n rollouts."""
+        return best_of(rewards_PK, self.n)
+
+    def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
+        """Return log of the rank."""
+        return Ranked(self.transform)
+
+    def _rank_law(self, kl: float | None) -> RankLaw | None:
+        return Tilt(Ranked(self.transform), beta=1.0 / (self.n - 1))._rank_law(kl)
+
+
+@dataclass(frozen=True)
+class StoredOptimum(Aim):
+    """The optimum for a procedure on stored rewards, exact where they tie; unless they are 0 or 1 for an objective."""
+
+    objective: Objective | None = None
+    procedure: RankProcedure = field(default_factory=Standard)
+    by_procedure: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        """``optimal``, ``optimal:reward`` or ``optimal:win-rate``."""
+        return "optimal" if self.objective is None else f"optimal:{self.objective}"
+
+    def at(self, procedure: Served, kl: float | None, beta: float | None) -> Self:
+        """Return it for what a procedure serves, at a strength. Raises ConfigError for Rewind-and-Repeat."""
+        if rewinds(procedure):
+            raise ConfigError(f"transform is {self.name}, which needs a procedure by rank, not {procedure.name}")
+        return replace(self, procedure=procedure, kl=kl, beta=beta)
+
+    def law(self, rewards_PK: ArrayLike) -> Law:
+        """Return the optimum."""
+        return optimum(rewards_PK, self.procedure, kl=self.kl, beta=self.beta, objective=self.objective)
+
+    def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
+        """Return the transformed reward of the optimum."""
+        return Optimal(self.procedure, beta, self.objective or "reward", pair_of(rewards_PK))
+
+
+@dataclass(frozen=True)
+class WinRateOptimum(StoredOptimum):
+    """The optimum for the win rate; where no rewards tie, at the β of continuous ranks."""
+
+    objective: Objective = "win-rate"
+    name = "optimum"
+
+    def law(self, rewards_PK: ArrayLike) -> Law:
+        """Return the optimum, at the β of continuous ranks where no rewards tie."""
+        if self.kl is None or tied_prompts(np.sort(reward_table(rewards_PK), axis=1)).any():
+            return super().law(rewards_PK)
+        law = optimum(rewards_PK, self.procedure, beta=self._rank_law(self.kl).beta, objective=self.objective)
+        return replace(law, kl=self.kl, kl_over="ranks")
+
+    def _rank_law(self, kl: float | None) -> RankLaw:
+        return optimal(self.procedure, kl=kl, beta=self.beta if kl is None else None).law
 
 
 def tilted(

@@ -6,10 +6,10 @@ The caller chooses the loss: `RolloutRegression`, or `Distillation`.
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import ceil
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from peft import TaskType
 from torch import Tensor
 from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArguments
 
-from infalign.core.errors import ConfigError
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
+from infalign.method.laws import Law
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logits import kl_from
 from infalign.models.logprobs import completion_logprobs, padded_batch
@@ -27,8 +28,8 @@ from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import Fit
 from infalign.models.top_layers import starting_from_states
 from infalign.training.common import Fitted, LossTrainer, run_training, trainer_config, with_adapter
+from infalign.training.objectives import Objective
 from infalign.training.output_folder import Job
-from infalign.training.solvers.offline import Objective
 
 VALIDATED = {
     "eval_strategy": "steps",
@@ -84,19 +85,21 @@ def fit_to_rollouts(
     loss: RolloutRegression | Distillation,
     model: PreTrainedModel,
     rollouts: Sequence[dict[str, Any]],
+    law: Law,
     settings: Fit,
     job: Job,
 ) -> Fitted:
-    """Fit a policy to ``rollouts``.
+    """Fit a policy to a ``law`` of ``rollouts``.
 
-    A rollout has prompt_id, prompt_ids, completion_ids, reference_logprob and reward; those of one prompt are
-    consecutive. For a guide that reads the reference's states, or an adapter on the last layers, it may have them as
-    ``states``, and as ``teacher_states`` for a teacher's guide (`models.states`). A tenth of the prompts is held out,
-    and the checkpoint with the lowest held-out loss is kept; training stops after two evaluations without an
-    improvement. Every epoch makes new examples and pairs. If no checkpoint has a lower held-out loss than the start,
-    the last row of the log has ``overfitted``: by this measure the start is better than the best checkpoint.
+    A rollout has prompt_id, prompt_ids, completion_ids and reference_logprob; those of one prompt are consecutive, and
+    all have the order of the law. Raises DataError for a law of others. For a guide that reads the reference's states,
+    or an adapter on the last layers, it may have them as ``states``, and as ``teacher_states`` for a teacher's guide
+    (`models.states`). A tenth of the prompts is held out, and the checkpoint with the lowest held-out loss is kept;
+    training stops after two evaluations without an improvement. Every epoch makes new examples and pairs. If no
+    checkpoint has a lower held-out loss than the start, the last row of the log has ``overfitted``: by this measure the
+    start is better than the best checkpoint.
     """
-    training, evaluation = _examples(loss.objective, rollouts, settings, job.seed)
+    training, evaluation = _examples(loss.objective, _by_prompt(rollouts, law), settings, job.seed)
     models = (model,) if loss.teacher is None else (model, loss.teacher)
     all_pack = all(map(can_pack, models))
     if not all_pack and (loss.teacher is not None or isinstance(model, GuidedForCausalLM)):
@@ -124,25 +127,38 @@ def fit_to_rollouts(
 
 def held_out_rollouts(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return about `SCALING_ROLLOUTS` rollouts of the prompts that `fit_to_rollouts` holds out."""
-    held_out = _by_prompt(rollouts)[::HELD_OUT_EVERY]
+    held_out = _ranges(rollouts)[::HELD_OUT_EVERY]
     per_prompt = ceil(SCALING_ROLLOUTS / len(held_out))
-    return [rollouts[first + i] for first, rewards in held_out for i in range(min(per_prompt, rewards.size))]
+    return [rollouts[i] for own in held_out for i in own[:per_prompt]]
 
 
-def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[tuple[int, Array]]:
-    """Return the rollouts of each prompt: the index of the first, and their rewards."""
-    groups, first = list[tuple[int, Array]](), 0
-    for _, rows in groupby(rollouts, key=itemgetter("prompt_id")):
-        groups.append((first, np.array([row["reward"] for row in rows], float)))
-        first += groups[-1][1].size
-    return groups
+class _Group(NamedTuple):
+    """The rollouts of a prompt: the index of the first, their rewards and their log-ratios."""
+
+    first: int
+    rewards_K: Array
+    log_ratios_K: Array
 
 
-def _examples(
-    objective: Objective, rollouts: Sequence[dict[str, Any]], settings: Fit, seed: int
-) -> tuple[Dataset, Dataset]:
+def _ranges(rollouts: Sequence[dict[str, Any]]) -> list[range]:
+    """Return the indices of the rollouts of each prompt."""
+    sizes = [sum(1 for _ in rows) for _, rows in groupby(rollouts, key=itemgetter("prompt_id"))]
+    return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def _by_prompt(rollouts: Sequence[dict[str, Any]], law: Law) -> list[_Group]:
+    """Return the groups of rollouts that a law gives log-ratios. Raises DataError unless it is one of them."""
+    ranges = _ranges(rollouts)
+    if [len(own) for own in ranges] != [len(row) for row in law.rewards_PK]:
+        raise DataError(
+            f"the law has {len(law.rewards_PK)} prompts, and the rollouts {len(ranges)} or other numbers per prompt; "
+            "make the law from the rewards of these rollouts"
+        )
+    return [_Group(own.start, *rows) for own, *rows in zip(ranges, law.rewards_PK, law.log_ratios_PK, strict=True)]
+
+
+def _examples(objective: Objective, groups: Sequence[_Group], settings: Fit, seed: int) -> tuple[Dataset, Dataset]:
     """Return the examples to train on, and some of the held-out ones."""
-    groups = _by_prompt(rollouts)
     held_out, others = groups[::HELD_OUT_EVERY], [group for i, group in enumerate(groups) if i % HELD_OUT_EVERY]
     rng = np.random.default_rng(seed)
     evaluation = _pass(objective, held_out, rng)
@@ -154,15 +170,15 @@ def _examples(
     return training, evaluation.select(range(min(len(evaluation), round(measured))))
 
 
-def _pass(objective: Objective, groups: Iterable[tuple[int, Array]], rng: np.random.Generator) -> Dataset:
+def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
     """Return one pass over ``groups`` in random order: the rollouts and the number of each example.
 
     `PROMPT_EXAMPLES` examples of a prompt follow each other, so that a batch computes it once; they are dealt like
     cards, so that equal examples are apart.
     """
     rollouts, numbers = [], []
-    for first, rewards_K in groups:
-        indices_EM, number_E = objective.examples(rewards_K, rng)
+    for first, rewards_K, log_ratios_K in groups:
+        indices_EM, number_E = objective.examples(rewards_K, log_ratios_K, rng)
         shuffled = rng.permutation(rewards_K.size)[indices_EM[:, 0]].argsort(kind="stable")
         dealt = ceil(len(shuffled) / PROMPT_EXAMPLES)
         hands = [shuffled[hand::dealt] for hand in range(dealt)]

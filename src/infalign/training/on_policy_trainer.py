@@ -22,14 +22,14 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from infalign.core.errors import ConfigError
 from infalign.data.messages import prompt_id
 from infalign.method.by_name import UserReward, columns_of
-from infalign.method.procedures import Served
 from infalign.method.reward import CalibratedReward, spoken_text
 from infalign.models.conversations import decode, prompt_ids
+from infalign.models.settings import Fit
 from infalign.sampling.engine import Vocabulary
 from infalign.training.advantages import Advantages, Batch
 from infalign.training.common import lora_config, run_training, trainer_config, training_order
+from infalign.training.objectives import Ascent
 from infalign.training.output_folder import Job
-from infalign.training.solvers.on_policy import OnPolicy
 
 Rewards = Callable[[list[Any], list[str]], Sequence[float]]
 
@@ -41,31 +41,28 @@ COMPANION = "companion.safetensors"  # file name in a checkpoint
 class Problem:
     """What an on-policy training starts from: a reference, prompts and a reward.
 
-    ``rows`` have prompt and reference_rewards. ``beta`` is for the solver's shaped rewards; ``procedure`` is how the
-    policy will be served.
+    ``rows`` have prompt and reference_rewards.
     """
 
     reference: str
     tokenizer: PreTrainedTokenizerBase
     rows: list[dict[str, Any]]
     reward: Rewards
-    beta: float
-    procedure: Served
     max_new_tokens: int
 
 
-def fit_on_policy(problem: Problem, solver: OnPolicy, job: Job) -> list[dict[str, Any]]:
+def fit_on_policy(problem: Problem, ascent: Ascent, fit: Fit, job: Job) -> list[dict[str, Any]]:
     """Train a policy and save it; return the log. Raises ConfigError if the prompts do not fill one batch."""
-    trainer = on_policy_trainer(problem, solver, job)
+    trainer = on_policy_trainer(problem, ascent, fit, job)
     for row in problem.rows:
         if tools := json.loads(row.get("columns") or "{}").get("tools"):
             trainer.tools_of[prompt_id(row["prompt"])] = tools
     return run_training(trainer, job).save(problem.tokenizer)
 
 
-def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
-    """Return the TRL trainer that runs the solver on the problem; see `fit_on_policy`."""
-    fit, generations = solver.fit, solver.generations
+def on_policy_trainer(problem: Problem, ascent: Ascent, fit: Fit, job: Job) -> Trainer:
+    """Return the TRL trainer that climbs so on the problem; see `fit_on_policy`."""
+    generations = ascent.generations
     if len(problem.rows) * generations < fit.batch_size:
         raise ConfigError(
             f"{len(problem.rows)} prompts × {generations} generations do not fill a batch of {fit.batch_size}; "
@@ -75,27 +72,26 @@ def on_policy_trainer(problem: Problem, solver: OnPolicy, job: Job) -> Trainer:
     # Ids that pad the model's vocabulary beyond the tokenizer's have no text.
     absent = Vocabulary(problem.tokenizer, size=model.get_text_config(decoder=True).vocab_size).absent
     order = training_order([1] * len(problem.rows), fit.epochs, fit.batch_size // generations, job.seed)
-    options = UNTRUNCATED | dict(solver.trl_options)
-    options |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": problem.beta}
+    options = UNTRUNCATED | dict(ascent.trl_options)
+    options |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": ascent.beta}
     options |= {"shuffle_dataset": False, "model_init_kwargs": {"use_safetensors": True}}
     options |= {"generation_kwargs": {"suppress_tokens": absent}} if absent else {}
-    advantages = solver.advantages(problem.reference, problem.procedure)
     reward = with_row_columns(problem.reward) if isinstance(problem.reward, UserReward) else problem.reward
     parts = {
         "model": problem.reference,
         "train_dataset": Dataset.from_list(problem.rows).select(order),
         "processing_class": problem.tokenizer,
         "peft_config": lora_config(fit, TaskType.CAUSAL_LM, model),
-        "reward_funcs": CalibratedReward(reward, solver.reward_shaping(problem.procedure)),
+        "reward_funcs": CalibratedReward(reward, ascent.shaping),
     }
-    if solver.trl_trainer == "rloo":
+    if ascent.trl_trainer == "rloo":
         return _Rloo(args=trainer_config(RLOOConfig, fit, job, **options), **parts)
     config = trainer_config(GRPOConfig, fit, job, **options)
-    if advantages is None:
+    if ascent.advantages is None:
         return _Grpo(args=config, **parts)
-    trainer = AdvantageLoop(advantages, args=config, **parts)
-    if solver.stops_at_budget and solver.kl_budget is not None:
-        trainer.add_callback(_StopAtKL(solver.kl_budget))
+    trainer = AdvantageLoop(ascent.advantages(problem.reference), args=config, **parts)
+    if ascent.stops_at is not None:
+        trainer.add_callback(_StopAtKL(ascent.stops_at))
     return trainer
 
 

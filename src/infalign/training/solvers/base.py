@@ -1,65 +1,46 @@
 """Settings of a solver. A solver is one file of this folder: its settings, and its loss or advantages.
 
-What theory says of a method (`theory`) and what its training reads (`DataNeeds`) are values of their own.
+What a policy aims at (`theory.aims`) and what its training reads (`DataNeeds`) are values of their own.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
-from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
 from infalign.core.errors import ConfigError
 from infalign.core.settings import Draws, Kind, Positive, spelled
-from infalign.method.calibration import Array
-from infalign.method.optimum import Objective, Optimal
-from infalign.method.procedures import Served, rewinds
-from infalign.method.shapings import Ranked, Shaping, parse_shaping, rank_transform
-from infalign.method.transforms import Identity, Log, Tabulated
+from infalign.method.laws import Law
+from infalign.method.procedures import Served
+from infalign.method.shapings import Ranked, parse_shaping, rank_transform
+from infalign.method.transforms import Identity, Tabulated
 from infalign.models.settings import Fit
-from infalign.theory.law import MIN_KL, law_at_kl
-from infalign.training.solvers.theory import MethodTheory, OptimumTheory
+from infalign.theory.aims import Aim, Best, StoredOptimum, Tilt
+from infalign.theory.law import MIN_KL
+from infalign.training.solvers.guide import Guide, States
 
+if TYPE_CHECKING:
+    from infalign.training.output_folder import Job
+
+History = list[dict[str, Any]]
 KL_TOLERANCE = 0.1  # relative distance from the KL budget from which a run says so
+OPTIMA = {one.name: one for one in (StoredOptimum(), StoredOptimum("reward"), StoredOptimum("win-rate"))}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOptimum:
-    """The optimum for the recipe's procedure on the run's stored rewards, at the policy's KL budget or β.
-
-    Rewards that are not all 0 or 1 need an ``objective``.
-    """
-
-    objective: Objective | None = None
-    scale = 1.0
-
-    @property
-    def name(self) -> str:
-        """``optimal``, ``optimal:reward`` or ``optimal:win-rate``."""
-        return "optimal" if self.objective is None else f"optimal:{self.objective}"
-
-    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Raise ConfigError: it is not known yet."""
-        raise ConfigError("the optimum is known only after the run has stored rewards")
-
-
-OPTIMA = {one.name: one for one in map(StoredOptimum, (None, "reward", "win-rate"))}
-
-
-def read_shaping(name: str) -> Shaping:
-    """Return the shaping that a recipe names; a shaping that is read from a file is named after the file."""
+def read_aim(name: str) -> Aim:
+    """Return what a recipe's ``transform`` names; a transformation that is read from a file is named after the file."""
     if name in OPTIMA:
         return OPTIMA[name]
     shaping = parse_shaping(name)
     table = rank_transform(shaping)
-    return Ranked(replace(table, name=name)) if isinstance(table, Tabulated) else shaping
+    return Tilt(Ranked(replace(table, name=name)) if isinstance(table, Tabulated) else shaping)
 
 
-ShapingSetting = Annotated[Shaping, *spelled(read_shaping)]
+AimSetting = Annotated[Aim, *spelled(read_aim)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +52,6 @@ class RecipeFacts:
     has_reward_model: bool  # the reward is a model that transformers loads
 
 
-class States(NamedTuple):
-    """Which states of the reference are kept on disk: after ``evenly`` spaced layers, or below the ``last`` ones.
-
-    With that many of its likeliest tokens, if any.
-    """
-
-    evenly: int = 0
-    last: int = 0
-    top_tokens: int = 0
-
-    def __str__(self) -> str:
-        layers = str(self.evenly) if self.evenly else f"below-{self.last}"
-        return f"{layers}-top-{self.top_tokens}" if self.top_tokens else layers
-
-
 class DataNeeds(NamedTuple):
     """What a training reads besides the rollouts: another policy of the run, and stored states of the reference."""
 
@@ -94,26 +60,69 @@ class DataNeeds(NamedTuple):
     teacher_states: States | None = None  # for its teacher's guide
 
 
+class Inputs(Protocol):
+    """What a policy of a run is trained from; each part is loaded when it is asked for."""
+
+    @property
+    def procedure(self) -> Served:
+        """What serves the policy."""
+
+    def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
+        """Return the rollouts, with what else of the reference the policy reads."""
+
+    def start(self, policy: Solver, device: str) -> tuple[Any, Any]:
+        """Return the reference, with an untrained guide if the policy has one, and its tokenizer."""
+
+    def model(self, policy: str, device: str) -> Any:
+        """Return the trained model of another policy."""
+
+    def problem(self) -> Any:
+        """Return the `on_policy_trainer.Problem`."""
+
+
 class Solver(Kind):
-    """Base class of all solvers. A method is a solver with its objective; its strength is a KL budget, a β or an n."""
+    """Base class of all solvers. A method is a solver with its aim; its strength is a KL budget, a β or an n."""
 
     discriminator: ClassVar[str] = "solver"
-    fixed_shaping: ClassVar[Shaping | None] = None  # the shaping it optimizes, if that cannot be chosen
+    fixed_aim: ClassVar[Aim | None] = None  # what it aims at, if that cannot be chosen
+    has_objective: ClassVar[bool] = False  # on the log-ratios of stored rollouts (`Offline`)
     draws_per_response: ClassVar[int] = 1  # responses generated for each response that is trained on
 
     solver: str
     fit: Fit = Field(Fit(), description="how it is trained")
 
     @property
-    def shaping(self) -> Shaping:
-        """The shaping of rewards: a transformation of the rank, or another shaping."""
-        assert self.fixed_shaping is not None
-        return self.fixed_shaping
+    def unbound_aim(self) -> Aim | None:
+        """What it aims at, of no procedure and at no strength yet; None for nothing but its next step."""
+        return self.fixed_aim
+
+    def aim(self, procedure: Served) -> Aim | None:
+        """Return what it aims at. Raises ConfigError for a procedure that has no such aim."""
+        return self.unbound_aim
+
+    @abstractmethod
+    def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
+        """Train towards a law, save the model, and return the log."""
 
     @property
-    @abstractmethod
-    def theory(self) -> MethodTheory:
-        """What theory says of its policy."""
+    def budget(self) -> float | None:
+        """Its KL budget in nats, if it has one."""
+        return None
+
+    @property
+    def trained_guide(self) -> Guide | None:
+        """The guide that is trained in the place of the model."""
+        return None
+
+    @property
+    def reads_reference(self) -> int:
+        """How often the reference reads each response that is trained on."""
+        return 0
+
+    @property
+    def responses_per_prompt(self) -> float:
+        """How many responses are generated per training prompt, over the whole training."""
+        return 0.0
 
     @property
     def data_needs(self) -> DataNeeds:
@@ -123,7 +132,7 @@ class Solver(Kind):
     @property
     def recipe_dependencies(self) -> tuple[str, ...]:
         """Keys of the recipe that its training depends on, besides the policy's own."""
-        return ()
+        return ("procedure",) if self.unbound_aim is not None and self.unbound_aim.by_procedure else ()
 
     @property
     def label(self) -> str:
@@ -132,8 +141,17 @@ class Solver(Kind):
 
     @property
     def method(self) -> str:
-        """Its objective and solver: ``exp:10 (qrpo)``; ``maxk`` for a solver with a fixed objective."""
+        """Its aim and solver: ``exp:10 (qrpo)``; ``maxk`` for a solver with a fixed aim."""
         return self.label
+
+    @property
+    def transformation(self) -> str:
+        """The spelling of what it aims at, or its own name."""
+        return self.solver if self.unbound_aim is None else self.unbound_aim.name
+
+    def group(self, rollouts: int) -> int:
+        """Return how many responses to a prompt an epoch trains on, of so many stored ones."""
+        return rollouts
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
         """Find the policy that it follows, if it follows one. Raises ValueError if there is none."""
@@ -141,7 +159,11 @@ class Solver(Kind):
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError if the recipe does not meet the solver's requirements."""
-        return
+        try:
+            if (aim := self.aim(recipe.procedure)) is not None:
+                aim.check()
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
 
 class ToBudget(Solver):
@@ -156,25 +178,23 @@ class ToBudget(Solver):
     def _one_strength(self) -> ToBudget:
         if (self.kl_budget is None) == (self.beta is None):
             raise ValueError("give exactly one of kl_budget, beta")
-        transform = rank_transform(self.shaping)
-        if self.kl_budget is not None and transform is not None:
-            try:
-                law_at_kl(transform, kl=self.kl_budget)
-            except ConfigError as error:
-                raise ValueError(str(error)) from error
         return self
 
     @property
-    def theory(self) -> MethodTheory:
-        """The optimum of its shaping at its budget or β."""
-        return MethodTheory(self.kl_budget, self.shaping, self.beta)
+    def budget(self) -> float | None:
+        """Its KL budget."""
+        return self.kl_budget
+
+    def aim(self, procedure: Served) -> Aim | None:
+        """Return what it aims at, at its budget or β. Raises as `Aim.at`."""
+        return None if self.unbound_aim is None else self.unbound_aim.at(procedure, self.kl_budget, self.beta)
 
 
 class Shaped(ToBudget):
     """A solver of the KL-regularized RLHF objective, for any shaping of the reward."""
 
-    transform: ShapingSetting = Field(
-        Ranked(Identity()),
+    transform: AimSetting = Field(
+        Tilt(Ranked(Identity())),
         description=(
             "of the rank: exp:10, log, power:7, FILE.json, …; optimal: "
             "the optimum for the procedure on the stored rewards, exact where they tie (optimal:reward or "
@@ -182,30 +202,10 @@ class Shaped(ToBudget):
         ),
     )
 
-    def check(self, recipe: RecipeFacts) -> None:
-        """Raise ValueError if a transformation that the run has to find cannot be found."""
-        super().check(recipe)
-        if isinstance(self.transform, StoredOptimum) and rewinds(recipe.procedure):
-            raise ValueError(
-                f"transform is {self.transform.name}, which needs a procedure by rank, not {recipe.procedure.name}"
-            )
-
     @property
-    def shaping(self) -> Shaping:
-        """The shaping of rewards."""
+    def unbound_aim(self) -> Aim:
+        """What its transformation aims at."""
         return self.transform
-
-    @property
-    def theory(self) -> MethodTheory:
-        """The optimum of its shaping at its budget or β."""
-        if isinstance(self.transform, StoredOptimum | Optimal):
-            return OptimumTheory(self.kl_budget, self.transform, self.beta, self.transform.objective)
-        return super().theory
-
-    @property
-    def recipe_dependencies(self) -> tuple[str, ...]:
-        """The procedure, if its shaping is the optimum for that."""
-        return ("procedure",) if isinstance(self.transform, StoredOptimum) else ()
 
     @property
     def method(self) -> str:
@@ -214,16 +214,14 @@ class Shaped(ToBudget):
 
 
 class ToBestOfN(Solver):
-    """A solver that aims at Best-of-n: the transformation log at β = 1/(n − 1), a KL of log n − (n − 1)/n nats."""
-
-    fixed_shaping: ClassVar[Shaping] = Ranked(Log())
+    """A solver that aims at Best-of-n."""
 
     n: Draws = Field(description="the n of Best-of-n")
 
     @property
-    def theory(self) -> MethodTheory:
+    def unbound_aim(self) -> Aim:
         """Best-of-n itself."""
-        return MethodTheory(None, self.shaping, 1.0 / (self.n - 1))
+        return Best(self.n)
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError for fewer rollouts than n."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import model_validator
 
+from infalign.method.laws import Law
 from infalign.method.procedures import Served
-from infalign.method.shapings import Ranked, Raw, Shaping
-from infalign.method.transforms import Log
+from infalign.method.shapings import Raw
 from infalign.models.pretrained import load_policy
 from infalign.training.advantages import Advantages, Batch
-from infalign.training.solvers.on_policy import OnPolicy
-from infalign.training.solvers.theory import MethodTheory, NoTheory
+from infalign.training.objectives import Ascent
+from infalign.training.solvers.on_policy import UNNORMALIZED, OnPolicy
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +93,6 @@ def unpadded(tensors: dict[str, Any], kind: str) -> list[list[int]]:
 class Settings(OnPolicy):
     """Settings of bond, which has no β: it trains until it has spent the KL budget."""
 
-    fixed_shaping: ClassVar[Shaping] = Ranked(Log())
-    stops_at_budget: ClassVar[bool] = True
     draws_per_response: ClassVar[int] = 3  # each response comes with two anchor responses
 
     solver: Literal["bond"]
@@ -109,20 +106,19 @@ class Settings(OnPolicy):
         return self
 
     @property
-    def theory(self) -> MethodTheory:
-        """Nothing but γ of J-BOND, the weight of the KL to its moving anchor."""
-        return NoTheory(self.kl_budget, self.shaping, REGULARIZER)
+    def transformation(self) -> str:
+        """Best-of-2 of the anchor, again and again."""
+        return "log"
 
-    @property
-    def trl_options(self) -> Mapping[str, Any]:
-        """Options that make the reference follow the policy as a moving average."""
+    def ascent(self, law: Law | None, procedure: Served) -> Ascent:
+        """Return J-BOND, for which only the order of rewards matters; TRL's reference follows as a moving average."""
         anchor = {"sync_ref_model": True, "ref_model_mixup_alpha": ANCHOR_RATE, "ref_model_sync_steps": 1}
-        return {**super().trl_options, **anchor}
-
-    def reward_shaping(self, procedure: Served) -> Shaping:
-        """Return the identity on raw rewards: only their order matters."""
-        return Raw()
-
-    def advantages(self, reference: str, procedure: Served) -> Advantages:
-        """Return J-BOND's advantages; KL is measured from ``reference``."""
-        return JBOND(load_policy(reference)[0])
+        return Ascent(
+            Raw(),
+            REGULARIZER,
+            self.generations,
+            "grpo",
+            UNNORMALIZED | anchor,
+            lambda reference: JBOND(load_policy(reference)[0]),
+            self.kl_budget,
+        )

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field, PrivateAttr
 
 from infalign.core.settings import Name
-from infalign.method.shapings import Shaping
-from infalign.training.solvers.base import DataNeeds, Solver
+from infalign.method.laws import Law
+from infalign.method.procedures import Served
+from infalign.theory.aims import Aim
+from infalign.training.solvers.base import DataNeeds, History, Inputs, Solver
 from infalign.training.solvers.offline import Offline, states_below
-from infalign.training.solvers.theory import MethodTheory
+
+if TYPE_CHECKING:
+    from infalign.training.output_folder import Job
 
 
 class Settings(Solver):
     """Σ_t KL(π_teacher ‖ π) over the whole vocabulary, on the rollouts that the teacher was trained on.
 
-    What theory says of the teacher holds for it.
+    What its teacher aims at is its aim.
     """
 
     solver: Literal["distil"]
@@ -26,18 +30,13 @@ class Settings(Solver):
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
         """Find its teacher. Raises ValueError if there is none of that name, or it is not an offline policy."""
-        teacher = policies.get(self.teacher)
-        if not isinstance(teacher, Offline):
-            offline = ", ".join(name for name, other in policies.items() if isinstance(other, Offline))
+        offline = {name: other for name, other in policies.items() if other.has_objective}
+        if self.teacher not in offline:
             raise ValueError(
-                f"teacher is {self.teacher}, which is not an offline policy of this recipe ({offline or 'it has none'})"
+                f"teacher is {self.teacher}, which is not an offline policy of this recipe "
+                f"({', '.join(offline) or 'it has none'})"
             )
-        self._teacher = teacher
-
-    @property
-    def teacher_settings(self) -> Offline:
-        """The settings of its teacher."""
-        return self._teacher
+        self._teacher = cast(Offline, offline[self.teacher])
 
     @property
     def data_needs(self) -> DataNeeds:
@@ -46,16 +45,29 @@ class Settings(Solver):
         return DataNeeds(self.teacher, states_below(self.fit), self._teacher.data_needs.states if guided else None)
 
     @property
-    def shaping(self) -> Shaping:
+    def unbound_aim(self) -> Aim | None:
         """Its teacher's."""
-        return self._teacher.shaping
+        return self._teacher.unbound_aim
+
+    def aim(self, procedure: Served) -> Aim | None:
+        """Return its teacher's."""
+        return self._teacher.aim(procedure)
+
+    @property
+    def budget(self) -> float | None:
+        """Its teacher's."""
+        return self._teacher.budget
 
     @property
     def method(self) -> str:
         """``exp:10 (qrpo guided), distilled``."""
         return f"{self._teacher.method}, distilled"
 
-    @property
-    def theory(self) -> MethodTheory:
-        """Its teacher's."""
-        return self._teacher.theory
+    def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
+        """Fit the reference to the teacher, on the rollouts that its law chooses."""
+        from infalign.training.offline_trainer import Distillation, fit_to_rollouts
+
+        assert law is not None
+        teacher, (model, tokenizer) = inputs.model(self.teacher, job.device), inputs.start(self, job.device)
+        loss = Distillation(teacher, self._teacher.objective(law))
+        return fit_to_rollouts(loss, model, inputs.rows(self), law, self.fit, job).save(tokenizer)

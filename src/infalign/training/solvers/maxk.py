@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from infalign.core.errors import ConfigError
 from infalign.method.group_advantages import credit, served_win_rate
+from infalign.method.laws import Law
 from infalign.method.optimum import Objective
 from infalign.method.procedures import Extreme, Served, is_extreme
-from infalign.method.shapings import Ranked, Raw, Shaping
-from infalign.method.transforms import Identity
-from infalign.theory.optimum import optimal
+from infalign.method.shapings import Raw
+from infalign.theory.aims import Aim, StoredOptimum, WinRateOptimum
 from infalign.training.advantages import Advantages, Batch
+from infalign.training.objectives import Ascent
 from infalign.training.solvers.base import RecipeFacts
 from infalign.training.solvers.on_policy import OnPolicy
-from infalign.training.solvers.theory import MethodTheory, OptimumTheory, ProcedureTheory
 
 if TYPE_CHECKING:
     import torch
@@ -61,8 +60,6 @@ class Settings(OnPolicy):
     For rewards of 0 and 1 the two objectives are one: pass@N.
     """
 
-    fixed_shaping: ClassVar[Shaping] = Ranked(Identity())
-
     solver: Literal["maxk"]
     objective: Objective = Field(
         "win-rate",
@@ -70,15 +67,9 @@ class Settings(OnPolicy):
     )
 
     @property
-    def theory(self) -> MethodTheory:
+    def unbound_aim(self) -> Aim:
         """The optimum for the procedure."""
-        theory = ProcedureTheory if self.objective == "win-rate" else OptimumTheory
-        return theory(self.kl_budget, self.shaping, self.beta, self.objective)
-
-    @property
-    def recipe_dependencies(self) -> tuple[str, ...]:
-        """The procedure."""
-        return ("procedure",)
+        return WinRateOptimum() if self.objective == "win-rate" else StoredOptimum(self.objective)
 
     @property
     def label(self) -> str:
@@ -95,18 +86,12 @@ class Settings(OnPolicy):
                 f"{procedure.name} needs generations and rollout.k of at least {procedure.n}, found "
                 f"{self.generations} and {recipe.rollouts}"
             )
-        if self.kl_budget is not None and self.objective == "win-rate":
-            try:
-                optimal(procedure, kl=self.kl_budget)
-            except ConfigError as error:
-                raise ValueError(str(error)) from error
+        super().check(recipe)
 
-    def reward_shaping(self, procedure: Served) -> Shaping:
-        """Return the probability of beating the response that the base policy serves, or the reward itself."""
+    def ascent(self, law: Law | None, procedure: Served) -> Ascent:
+        """Return that with order-statistic credit for beating the served reference, or for the reward."""
+        assert law is not None
         assert is_extreme(procedure)
-        return WinOverServed(procedure) if self.objective == "win-rate" else Raw()
-
-    def advantages(self, reference: str, procedure: Served) -> Advantages:
-        """Return the order-statistic credit of the procedure."""
-        assert is_extreme(procedure)
-        return OrderStatisticCredit(procedure)
+        shaping = WinOverServed(procedure) if self.objective == "win-rate" else Raw()
+        ascent = replace(super().ascent(law, procedure), shaping=shaping, beta=law.paper_beta)
+        return replace(ascent, advantages=lambda _: OrderStatisticCredit(procedure))

@@ -3,95 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from infalign.core.settings import Count, Settings
-from infalign.method.calibration import Array
-from infalign.models.conversion import is_gguf
-from infalign.models.settings import Adapter, Fit
-from infalign.training.solvers.base import DataNeeds, RecipeFacts, Solver, States
+from infalign.core.distributed import is_first
+from infalign.method.laws import Law
+from infalign.models.settings import Fit
+from infalign.training.objectives import Objective
+from infalign.training.solvers.base import DataNeeds, History, Inputs, RecipeFacts, Solver
+from infalign.training.solvers.guide import Guide, States
 
 if TYPE_CHECKING:
-    import torch
-
-Examples = tuple[NDArray[np.intp], Array]  # rollouts (E, M), numbers (E,)
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """The training examples and the loss of an offline solver.
-
-    ``examples`` turns the K rewards of one prompt into the examples of one pass: the rollouts of each example, (E, M),
-    and one number per example, (E,): a target, a weight or a label. ``loss`` is the mean loss of a batch: it compares
-    those numbers with h = log π/π_ref of the rollouts, (B, M), summed over tokens.
-    """
-
-    examples: Callable[[Array, np.random.Generator], Examples]
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
-
-
-class Side(Settings):
-    """A small network on the frozen reference's states, which are computed once for all policies that read them."""
-
-    hidden: Count = Field(192, description="its width")
-    layers: Count = Field(2, description="its layers")
-    heads: Count = Field(3, description="its attention heads")
-    reads: Count = Field(3, description="how many layers of the reference it reads, evenly spaced, including the last")
-
-    @model_validator(mode="after")
-    def _whole_heads(self) -> Side:
-        if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 × heads ({self.heads})")
-        return self
-
-
-class Guide(Settings):
-    """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
-
-    trunk: str = Field("reference", description="what the guide starts from: reference, reward, or a folder or hub id")
-    lora: Adapter | None = Field(None, description="the guide is an adapter on the reference, in memory once")
-    side: Side | None = Field(None, description="the guide is a small network that reads the reference's states")
-    top_tokens: Count | None = Field(
-        None,
-        description=(
-            "likeliest tokens per position, by the reference, that get their own Q; the others share one, which "
-            "saves time with a large vocabulary. none: all tokens"
-        ),
-    )
-
-    @model_validator(mode="after")
-    def _on_the_reference(self) -> Guide:
-        if self.lora is not None and self.top_tokens is not None:
-            raise ValueError("a guide with lora gives every token its own Q; leave top_tokens out")
-        if self.lora is not None and self.side is not None:
-            raise ValueError("a guide is an adapter (lora) or a small network (side), not both")
-        if self.lora is not None and self.trunk != "reference":
-            raise ValueError(f"a guide with lora needs the trunk reference, found {self.trunk}")
-        if self.side is not None and self.trunk != "reference":
-            raise ValueError(f"a guide with side needs the trunk reference, found {self.trunk}")
-        if is_gguf(self.trunk):
-            raise ValueError(f"a guide starts from a model folder, not the GGUF file {self.trunk}; convert it first")
-        return self
-
-    @property
-    def states(self) -> States | None:
-        """What it reads of the reference from the disk; a network that reads tokens reads the last layer's."""
-        if self.side is None:
-            return States(evenly=1, top_tokens=self.top_tokens) if self.top_tokens is not None else None
-        return States(evenly=self.side.reads, top_tokens=self.top_tokens or 0)
+    from infalign.training.output_folder import Job
 
 
 class Offline(Solver):
     """A solver that learns from the stored K rollouts per prompt and generates nothing."""
+
+    has_objective: ClassVar[bool] = True
 
     guide: Guide | None = Field(None, description="train a guide beside the frozen reference, not the reference itself")
 
@@ -118,30 +48,38 @@ class Offline(Solver):
         return super().label if self.guide is None else f"{super().label} guided"
 
     @property
+    def trained_guide(self) -> Guide | None:
+        """Its guide."""
+        return self.guide
+
+    @property
+    def reads_reference(self) -> int:
+        """Once, under a guide that does not read its stored states."""
+        return int(self.guide is not None and self.guide.states is None)
+
+    @property
     def data_needs(self) -> DataNeeds:
         """The states that its guide reads, or those below the layers that it trains."""
         return DataNeeds(states=states_below(self.fit) if self.guide is None else self.guide.states)
 
     @abstractmethod
-    def objective(self, beta: float) -> Objective:
-        """Return its objective, with ``beta`` for the paper's raw Φ."""
+    def objective(self, law: Law) -> Objective:
+        """Return its objective, for examples of this law."""
+
+    def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
+        """Fit the reference or a guide to the rollouts, and the guide's strength to the KL of the law."""
+        from infalign.training.guide_strength import scale_guide_to_kl
+        from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts, held_out_rollouts
+
+        assert law is not None
+        rows, (model, tokenizer) = inputs.rows(self), inputs.start(self, job.device)
+        fitted = fit_to_rollouts(RolloutRegression(self.objective(law)), model, rows, law, self.fit, job)
+        if self.guide is not None and is_first():
+            scale = scale_guide_to_kl(fitted.model, held_out_rollouts(rows), law.kl)
+            fitted.history[-1] |= {"guide_scale": scale.factor, "guide_kl": scale.kl}
+        return fitted.save(tokenizer)
 
 
 def states_below(fit: Fit) -> States | None:
     """Return the states that a training of the last layers starts from; None for that of the whole model."""
     return None if fit.lora is None or fit.lora.layers is None else States(last=fit.lora.layers)
-
-
-def weighted_likelihood(weights: Callable[[Array], Array]) -> Objective:
-    """Return fine-tuning on every rollout with its weight, by the negative log-likelihood relative to the reference's.
-
-    ``weights`` are those of the K rewards of a prompt, with mean 1.
-    """
-
-    def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
-        return np.arange(rewards_K.size)[:, None], weights(rewards_K)
-
-    def loss(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
-        return -(weight_B * h_BM[:, 0]).mean()
-
-    return Objective(examples, loss)

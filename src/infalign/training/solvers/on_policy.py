@@ -1,32 +1,31 @@
-"""On-policy solvers: the shaping and the advantages of responses that are drawn while a policy is trained.
+"""On-policy solvers: responses are drawn while a policy is trained.
 
 `Rloo` and `Grpo` keep the advantages of TRL's own trainers; other solvers have theirs in their own file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from infalign.core.settings import Draws
+from infalign.method.laws import Law
 from infalign.method.procedures import Served
-from infalign.method.shapings import Shaping
-from infalign.training.solvers.base import Shaped, ToBudget
+from infalign.training.objectives import Ascent
+from infalign.training.solvers.base import History, Inputs, Shaped, ToBudget
 
 if TYPE_CHECKING:
-    from infalign.training.advantages import Advantages
+    from infalign.training.output_folder import Job
 
 
-UNNORMALIZED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}  # of GRPO
+# Of GRPO: its statistics would change the shape of Φ.
+UNNORMALIZED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}
 
 
 class OnPolicy(ToBudget):
     """A solver that samples from the policy that it trains, in groups of ``generations`` responses per prompt."""
-
-    trl_trainer: ClassVar[Literal["rloo", "grpo"]] = "grpo"
-    stops_at_budget: ClassVar[bool] = False  # when it has spent the KL budget, which may be before its last step
 
     generations: Draws = Field(8, description="completions per prompt and step")
 
@@ -39,35 +38,39 @@ class OnPolicy(ToBudget):
         return self
 
     @property
+    def reads_reference(self) -> int:
+        """Twice: for the KL, and where advantages are computed."""
+        return 2
+
+    @property
     def responses_per_prompt(self) -> float:
         """How many responses are generated per training prompt, over the whole training."""
         return self.fit.epochs * self.generations * self.draws_per_response
 
-    @property
-    def trl_options(self) -> Mapping[str, Any]:
-        """Settings of the TRL trainer besides those of every solver: its statistics would change the shape of Φ."""
-        return UNNORMALIZED
+    def group(self, rollouts: int) -> int:
+        """Return its generations."""
+        return self.generations
 
-    def reward_shaping(self, procedure: Served) -> Shaping:
-        """Return the shaping that is applied to rewards before advantages are computed."""
-        return self.shaping
+    def ascent(self, law: Law | None, procedure: Served) -> Ascent:
+        """Return how it climbs towards a law, in GRPO's loop on unnormalized rewards."""
+        assert law is not None
+        return Ascent(law.shaping, law.beta, self.generations, "grpo", UNNORMALIZED)
 
-    def advantages(self, reference: str, procedure: Served) -> Advantages | None:
-        """Return the advantages that replace the TRL trainer's, or None to keep those. ``reference`` is a model."""
-        return None
+    def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
+        """Train the reference on its own fresh responses."""
+        from infalign.training.on_policy_trainer import fit_on_policy
+
+        return fit_on_policy(inputs.problem(), self.ascent(law, inputs.procedure), self.fit, job)
 
 
 class Rloo(Shaped, OnPolicy):
     """RLOO, with the KL term in the reward."""
 
-    trl_trainer: ClassVar[Literal["rloo"]] = "rloo"
-
     solver: Literal["rloo"]
 
-    @property
-    def trl_options(self) -> Mapping[str, Any]:
-        """Rewards as they are, which keeps the shape of Φ."""
-        return {"normalize_advantages": False}
+    def ascent(self, law: Law | None, procedure: Served) -> Ascent:
+        """Return that of TRL's trainer on rewards as they are, which keeps the shape of Φ."""
+        return replace(super().ascent(law, procedure), trl_trainer="rloo", trl_options={"normalize_advantages": False})
 
 
 class Grpo(Shaped, OnPolicy):

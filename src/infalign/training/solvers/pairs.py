@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infalign.method.calibration import Array, win
-from infalign.method.shapings import Ranked, Shaping
+from infalign.method.laws import Law
+from infalign.method.shapings import Ranked
 from infalign.method.transforms import Identity
+from infalign.theory.aims import Aim, Tilt
+from infalign.training.objectives import Examples, Objective
 from infalign.training.solvers.base import ToBestOfN, ToBudget
-from infalign.training.solvers.offline import Examples, Objective, Offline
+from infalign.training.solvers.offline import Offline
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +30,7 @@ def ipo(tau: float) -> Objective:
     mean over tokens has another optimum.
     """
 
-    def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
+    def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
         pairs = random_sets(rewards_K.size, 2, rng)
         first, second = rewards_K[pairs].T
         return pairs, (2.0 * win(first, second) - 1.0) / (2.0 * tau)
@@ -52,7 +55,7 @@ def bonbon(n: int) -> Objective:
     one rollout.
     """
 
-    def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
+    def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
         sets = random_sets(rewards_K.size, n, rng)
         rewards, rows = rewards_K[sets], np.arange(len(sets))
         pairs = np.stack([sets[rows, rewards.argmax(1)], sets[rows, rewards.argmin(1)]], axis=1)
@@ -73,13 +76,13 @@ def random_sets(k: int, size: int, rng: np.random.Generator) -> NDArray[np.intp]
 class Ipo(ToBudget, Offline):
     """IPO optimizes the identity transformation, and τ is its β."""
 
-    fixed_shaping: ClassVar[Shaping] = Ranked(Identity())
+    fixed_aim: ClassVar[Aim] = Tilt(Ranked(Identity()))
 
     solver: Literal["ipo"]
 
-    def objective(self, beta: float) -> Objective:
-        """Return its objective, with τ = ``beta``."""
-        return ipo(beta)
+    def objective(self, law: Law) -> Objective:
+        """Return its objective, with β of the law for τ."""
+        return ipo(law.beta)
 
 
 class Bonbon(ToBestOfN, Offline):
@@ -87,6 +90,6 @@ class Bonbon(ToBestOfN, Offline):
 
     solver: Literal["bonbon"]
 
-    def objective(self, beta: float) -> Objective:
+    def objective(self, law: Law) -> Objective:
         """Return its objective."""
         return bonbon(self.n)

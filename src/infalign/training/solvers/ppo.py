@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.training.advantages import Advantages, Batch
+from infalign.training.objectives import Ascent
 from infalign.training.solvers.base import Shaped
 from infalign.training.solvers.on_policy import OnPolicy
 
@@ -78,7 +81,11 @@ class Settings(Shaped, OnPolicy):
 
     solver: Literal["ppo"]
 
-    def advantages(self, reference: str, procedure: Served) -> Advantages:
+    def ascent(self, law: Law | None, procedure: Served) -> Ascent:
+        """Return that with advantages from a critic."""
+        return replace(super().ascent(law, procedure), advantages=self.advantages)
+
+    def advantages(self, reference: str) -> Advantages:
         """Return advantages from a critic: a copy of the reference, with an adapter if the policy has one."""
         from peft import TaskType
         from transformers import AutoConfig, AutoModelForTokenClassification

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from infalign.method.calibration import Array
-from infalign.method.shapings import Shaping, optimal_log_ratios
-from infalign.method.transforms import Transformation
+from infalign.method.laws import Law
+from infalign.method.shapings import log_ratios
+from infalign.training.objectives import Examples, Objective
 from infalign.training.solvers.base import Shaped
-from infalign.training.solvers.offline import Examples, Objective, Offline
+from infalign.training.solvers.offline import Offline
 
 if TYPE_CHECKING:
     import torch
@@ -41,18 +42,19 @@ def logistic(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 DIVERGENCES: dict[str, Divergence] = {"squared": squared, "logistic": logistic}
 
 
-def qrpo(shaping: Transformation | Shaping, beta: float, divergence: Divergence = logistic) -> Objective:
-    """Return regression of h on T = Φ(Ĉ)/β − log Z, optimum π_ref·e^{Φ/β}/Z = π_ref·e^T; β for the raw Φ.
+def qrpo(divergence: Divergence = logistic, *, normalized: bool = True) -> Objective:
+    """Return regression of h on the log-ratios T of the law π_ref·e^T, raised to what K rollouts tell apart from 0.
 
     With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression.
 
     Each loss is a Bregman divergence of T from h: h = T is its minimizer, response by response, whatever responses are
     drawn from. They differ in what a model that cannot reach it gives up (`docs/theory.md`). In each pass a rollout
-    comes (1 + e^T)/2 times on average: half of the rows are as from π_ref, half as from π*.
+    comes (1 + e^T)/2 times on average: half of the rows are as from π_ref, half as from π*. What is ``normalized`` has
+    all its mass on the K rollouts.
     """
 
-    def examples(rewards_K: Array, rng: np.random.Generator) -> Examples:
-        targets_K = regression_targets(rewards_K[None], shaping, beta)[0]
+    def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
+        targets_K = regression_targets(log_ratios_K, normalized=normalized)
         rows_K = sample_systematically(0.5 + 0.5 * np.exp(targets_K), rng)
         return rows_K[:, None], targets_K[rows_K]
 
@@ -60,6 +62,16 @@ def qrpo(shaping: Transformation | Shaping, beta: float, divergence: Divergence 
         return divergence(h_BM[:, 0], target_B).mean()
 
     return Objective(examples, loss)
+
+
+def regression_targets(log_ratios_K: Array, *, normalized: bool = True) -> Array:
+    """Return the log-ratios of a prompt's K rollouts, those below 1/K raised to it, and ``normalized`` again.
+
+    K rollouts cannot distinguish less from 0: −e^{−10u} at a KL of one nat has log-ratios of −1000 for the lowest
+    ranks, and their squares would dominate the loss.
+    """
+    targets_K = np.maximum(log_ratios_K, -np.log(log_ratios_K.size))
+    return log_ratios(targets_K[None], 1.0)[0] if normalized else targets_K
 
 
 def sample_systematically(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -70,19 +82,6 @@ def sample_systematically(expected_K: Array, rng: np.random.Generator) -> NDArra
     order_K = rng.permutation(expected_K.size)
     ends_K = np.floor(np.cumsum(expected_K[order_K]) + rng.random())
     return np.repeat(order_K, np.diff(ends_K, prepend=0.0).astype(np.intp))
-
-
-def regression_targets(rewards_PK: Array, shaping: Transformation | Shaping, beta: float) -> Array:
-    """Return log π*/π_ref of each rollout, shape (P, K), with the exact Z of the K rollouts of its prompt.
-
-    Rewards are shaped among the prompt's own K rollouts, where Ĉ is the mid-rank, and Z = mean exp(Φ(Ĉ)/β) over them:
-    ties are handled exactly, and a prompt whose rewards are all equal has targets 0, but for the optimum, by which all
-    that fail are below 0. ``beta`` is for the paper's raw Φ.
-
-    Ratios below 1/K, which K rollouts cannot distinguish from 0, are raised to 1/K: −e^{−10u} at a KL of one nat
-    requires log-ratios of −1000 for the lowest ranks, and their squares would dominate the loss.
-    """
-    return optimal_log_ratios(shaping, rewards_PK, beta, least=-np.log(rewards_PK.shape[1]))
 
 
 class Settings(Shaped, Offline):
@@ -99,6 +98,6 @@ class Settings(Shaped, Offline):
         usual = self.loss == type(self).model_fields["loss"].default
         return super().label if usual else f"{super().label} {self.loss}"
 
-    def objective(self, beta: float) -> Objective:
-        """Return its objective, with ``beta`` for the paper's raw Φ."""
-        return qrpo(self.shaping, beta, DIVERGENCES[self.loss])
+    def objective(self, law: Law) -> Objective:
+        """Return its objective."""
+        return qrpo(DIVERGENCES[self.loss], normalized=law.kl_over != "classes")

@@ -1,48 +1,48 @@
-"""Fine-tuning on weighted rollouts: by the optimal policy, or by what Best-of-n serves."""
+"""Fine-tuning on rollouts weighted by a law: of a tilt, or of Best-of-n."""
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from infalign.method.laws import best_of
-from infalign.method.shapings import Shaping, optimal_log_ratios
-from infalign.method.transforms import Transformation
+from infalign.method.calibration import Array
+from infalign.method.laws import Law
+from infalign.training.objectives import Examples, Objective
 from infalign.training.solvers.base import Shaped, ToBestOfN
-from infalign.training.solvers.offline import Objective, Offline, weighted_likelihood
+from infalign.training.solvers.offline import Offline
+
+if TYPE_CHECKING:
+    import torch
 
 
-def resampling(shaping: Transformation | Shaping, beta: float) -> Objective:
-    """Return the weights e^{Φ(Ĉ)/β}, normalized within the prompt, with β for the paper's raw Φ.
+def weighted_likelihood() -> Objective:
+    """Return the loss −h·e^T over all rollouts: in expectation KL(π* ‖ π) up to a constant, the forward KL."""
 
-    In expectation the loss −h·e^{Φ(Ĉ)/β}/Z is KL(π* ‖ π) up to a constant: the forward-KL projection of
-    π* = π_ref·e^{Φ/β}/Z.
-    """
-    return weighted_likelihood(lambda rewards_K: np.exp(optimal_log_ratios(shaping, rewards_K[None], beta)[0]))
+    def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
+        return np.arange(rewards_K.size)[:, None], np.exp(log_ratios_K)
 
+    def loss(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
+        return -(weight_B * h_BM[:, 0]).mean()
 
-def best_of_n_tuning(n: int) -> Objective:
-    """Return the average over all sets of n among the K rollouts, whose optimum is Best-of-n; ties share their weight.
-
-    Its weights raise DataError for fewer than n rollouts.
-    """
-    return weighted_likelihood(lambda rewards_K: np.exp(best_of(rewards_K[None], n).log_ratios_PK[0]))
+    return Objective(examples, loss)
 
 
-class Resample(Shaped, Offline):
+class Weighted(Offline):
+    """Fine-tuning on every rollout, with its weight by the law."""
+
+    def objective(self, law: Law) -> Objective:
+        """Return its objective."""
+        return weighted_likelihood()
+
+
+class Resample(Shaped, Weighted):
     """Weighted fine-tuning for any shaping of the reward."""
 
     solver: Literal["resample"]
 
-    def objective(self, beta: float) -> Objective:
-        """Return its objective, with ``beta`` for the paper's raw Φ."""
-        return resampling(self.shaping, beta)
 
-
-class BonSft(ToBestOfN, Offline):
+class BonSft(ToBestOfN, Weighted):
     """Fine-tuning on the best of n."""
 
     solver: Literal["bon-sft"]
-
-    def objective(self, beta: float) -> Objective:
-        """Return its objective."""
-        return best_of_n_tuning(self.n)
