@@ -14,7 +14,7 @@ from scipy.special import kl_div
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, reward_table, stacked, tied_prompts
 from infalign.method.procedures import BestOfN
-from infalign.method.shapings import Ranked, Shaping, shape_rollouts
+from infalign.method.shapings import Shaping, shape_rollouts
 from infalign.method.transforms import Log
 
 Measure = Literal["rollouts", "classes", "ranks"]
@@ -78,4 +78,4 @@ def best_of(rewards_PK: ArrayLike, n: int) -> Law:
         log_ratios_PK = np.log(BestOfN(n).weights(rewards) * rewards.shape[1])
     tied = bool(tied_prompts(np.sort(rewards, axis=1)).any())
     kl = float(kl_div(np.exp(log_ratios_PK), 1.0).mean()) if tied else float(np.log(n) - (n - 1) / n)
-    return Law(log_ratios_PK, rewards, Ranked(Log()), 1.0 / (n - 1), kl, "rollouts" if tied else "ranks")
+    return Law(log_ratios_PK, rewards, Log().shaping, 1.0 / (n - 1), kl, "rollouts" if tied else "ranks")

@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
 from scipy.special import logsumexp, xlogy
 
@@ -23,7 +22,8 @@ from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows, stacked
 from infalign.method.laws import Law
 from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
-from infalign.method.shapings import LOWEST_LOG_BETA
+from infalign.method.roots import find_log_beta
+from infalign.method.shapings import NotByRank
 
 Objective = Literal["reward", "win-rate"]
 Pair = tuple[float, float]  # the rewards of a failure and of a success
@@ -35,7 +35,7 @@ SLACK = 1e-9  # of a bracket, nats
 
 
 @dataclass(frozen=True, slots=True)
-class Optimal:
+class Optimal(NotByRank):
     """The transformed reward of the optimum for a procedure at ``beta``, as a shaping.
 
     The class of a reward is found among its prompt's references; between and beyond them the reward has the derivative
@@ -233,20 +233,11 @@ class Classes:
                 f"{largest:.4g}, the mean of −log of the share of a prompt's best reward"
             )
 
-        def excess(log_beta: float) -> float:
-            return self.mean(self.solve(float(np.exp(log_beta))).kl) - kl
-
-        high = low = float(np.log(np.ptp(self.w, axis=1).max() or 1.0))
-        while excess(high) > 0:
-            high += 1.0
-        while excess(low) < 0:
-            low -= 1.0
-            if low < LOWEST_LOG_BETA:
-                raise ConfigError(f"{kl:g} nats for {self.procedure.name} cannot be computed; lower the KL")
-        log_beta = float(brentq(excess, low, high, xtol=1e-13))
-        while excess(log_beta) > 1e-9:  # a jump of the KL: no β spends it
-            log_beta += 1e-12
-        return float(np.exp(log_beta))
+        start = float(np.log(np.ptp(self.w, axis=1).max() or 1.0))
+        root = find_log_beta(lambda x: self.mean(self.solve(float(np.exp(x))).kl), kl, start=start)
+        if not root.found:
+            raise ConfigError(f"{kl:g} nats for {self.procedure.name} cannot be computed; lower the KL")
+        return float(np.exp(root.log_beta))
 
     def at(self, rewards: Array, law: int, solved: _Solved) -> Array:
         """Return the derivative of J in a response with each of ``rewards``, by the optimum of one law."""

@@ -12,7 +12,7 @@ from infalign.core.errors import DataError
 from infalign.core.user_code import user_code
 from infalign.method.by_name import TRL, ByName, UserReward, columns_of, split
 from infalign.method.calibration import Array, as_rewards, calibrate, not_a_number, snap_to_references
-from infalign.method.shapings import Shaping, as_shaping, parse_shaping
+from infalign.method.shapings import Shaping, as_shaping
 from infalign.method.transforms import Transformation
 
 Reward = Callable[..., Any]
@@ -49,8 +49,7 @@ class CalibratedReward:
     shaping: Transformation | Shaping | str
 
     def __post_init__(self) -> None:
-        if isinstance(self.shaping, str):
-            object.__setattr__(self, "shaping", parse_shaping(self.shaping))
+        object.__setattr__(self, "shaping", as_shaping(self.shaping))
 
     @property
     def __name__(self) -> str:  # TRL logs the reward under this name
@@ -98,7 +97,7 @@ class CalibratedReward:
         rewards = rewards_of(self.reward, prompts, responses, columns, given)
         if tolerance := getattr(self.reward, "tolerance", 0.0):
             rewards = np.array([snap_to_references(*pair, tolerance) for pair in zip(rewards, references, strict=True)])
-        shaping = as_shaping(cast(Shaping, self.shaping))
+        shaping = cast(Shaping, self.shaping)
         return [
             Score(float(shaping(reward, row)), float(calibrate(reward, row)), float(reward))
             for reward, row in zip(rewards, references, strict=True)

@@ -7,20 +7,18 @@ standardized, PAR and LSC. Their spread depends on the reward model, so theory h
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 from scipy.special import expit, kl_div, log_expit, logsumexp
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
 from infalign.method.calibration import Array, as_rewards, calibrate, stacked
+from infalign.method.roots import LOWEST_LOG_BETA, find_log_beta
 from infalign.method.transforms import SPELLINGS as TRANSFORMATIONS
-from infalign.method.transforms import Transformation, at_ranks, parse_transform, spelled_by
-
-LOWEST_LOG_BETA = -690.0  # of shaped rewards with range 1; quotients by a smaller β overflow
+from infalign.method.transforms import Ranked, Transformation, parse_transform, spelled_by
 
 
 class Shaping(Protocol):
@@ -37,6 +35,14 @@ class Shaping(Protocol):
     def scale(self) -> float:
         """The β that users type, divided by the β that goes with the shaped rewards."""
 
+    @property
+    def transform(self) -> Transformation | None:
+        """The transformation of a shaping by the rank, None for another one."""
+
+    @property
+    def shaping(self) -> "Shaping":
+        """Itself, as a transformation has its own."""
+
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return the shaped ``rewards``, of any shape, of one prompt with sorted references; the result is finite.
 
@@ -45,29 +51,20 @@ class Shaping(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """Φ(Ĉ), a transformation of the calibrated reward; its name and scale are the transformation's."""
+class NotByRank:
+    """Base of the shapings that do not look at ranks alone."""
 
-    transform: Transformation
-
-    @property
-    def name(self) -> str:
-        """The transformation's name."""
-        return self.transform.name
+    __slots__ = ()
+    transform = None
 
     @property
-    def scale(self) -> float:
-        """The transformation's scale."""
-        return self.transform.scale
-
-    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Return the normalized Φ(Ĉ); raises ConfigError too, where Φ is not finite."""
-        return at_ranks(self.transform, calibrate(rewards, reference_rewards_K), reference_rewards_K.size)
+    def shaping(self) -> Self:
+        """Itself."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(NotByRank):
     """The reward as it is. A shift of all rewards changes nothing, and a scale changes nothing but β."""
 
     name = "raw"
@@ -79,7 +76,7 @@ class Raw:
 
 
 @dataclass(frozen=True, slots=True)
-class RawPerPrompt:
+class RawPerPrompt(NotByRank):
     """(r − mean)/sd, with the mean and the population standard deviation of the prompt's reference rewards.
 
     Where all references are equal it is r − mean, which is 0 for each of them.
@@ -96,7 +93,7 @@ class RawPerPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class PAR:
+class PAR(NotByRank):
     """Preference as reward: (1/K)·Σ_i σ(r − r_i), in (0, 1) (Fu et al. 2025, arXiv 2502.18770)."""
 
     name = "par"
@@ -108,7 +105,7 @@ class PAR:
 
 
 @dataclass(frozen=True, slots=True)
-class LSC:
+class LSC(NotByRank):
     """Log-sigmoid of the centered reward: log σ(r − q), with q a quantile of the prompt's reference rewards.
 
     Wang et al. 2024, arXiv 2402.00742; between two references the quantile is interpolated. Raises ConfigError for a
@@ -162,22 +159,14 @@ SPELLINGS: dict[str, Callable[..., Shaping]] = {
 }
 
 
-def rank_transform(shaping: Shaping) -> Transformation | None:
-    """Return the transformation of a shaping by the rank, None for another shaping."""
-    return shaping.transform if isinstance(shaping, Ranked) else None
+def as_shaping(shaping: Transformation | Shaping | str) -> Shaping:
+    """Return a shaping as it is, a transformation as the shaping by the rank, and what a text spells."""
+    return parse_shaping(shaping) if isinstance(shaping, str) else shaping.shaping
 
 
-def as_shaping(shaping: Transformation | Shaping) -> Shaping:
-    """Return a shaping as it is, and a transformation as the shaping by the rank."""
-    if hasattr(shaping, "drop"):  # what only a transformation has
-        return Ranked(cast(Transformation, shaping))
-    return shaping
-
-
-def shape_rollouts(shaping: Transformation | Shaping, rewards_PK: Array) -> Array:
+def shape_rollouts(shaping: Shaping, rewards_PK: Array) -> Array:
     """Return the shaped rewards (P, K) of rollouts whose references are all K of their prompt, themselves included."""
-    shape = as_shaping(shaping)
-    return stacked([shape(rewards_K, np.sort(rewards_K)) for rewards_K in rewards_PK])
+    return stacked([shaping(rewards_K, np.sort(rewards_K)) for rewards_K in rewards_PK])
 
 
 def log_ratios(shaped_PK: Array, beta: float) -> Array:
@@ -206,17 +195,14 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
     shaped_PK = np.asarray(shaped_PK, float)
     spread = float(np.ptp(shaped_PK, axis=1).max(initial=0.0)) or 1.0
     scaled_PK = shaped_PK / spread
-    largest = mean_kl(scaled_PK, np.exp(LOWEST_LOG_BETA))
-    if not 0 < kl < largest:
+    root = find_log_beta(lambda x: mean_kl(scaled_PK, np.exp(x)), kl) if kl > 0 else None
+    if root is None or not root.found:
         raise ConfigError(
             f"{shaped_PK.shape[1]} rollouts per prompt cannot spend a KL of {kl:g} nats; it must be positive and "
-            f"below {largest:.4g} (the mean of log K minus the log of ties at the top): lower the budget or sample "
-            "more rollouts"
+            f"below {mean_kl(scaled_PK, np.exp(LOWEST_LOG_BETA)):.4g} (the mean of log K minus the log of ties at the "
+            "top): lower the budget or sample more rollouts"
         )
-    highest = -0.5 * np.log(kl)  # a tilt by rewards of range 1 has a KL of at most 1/(8β²)
-    return spread * float(
-        np.exp(brentq(lambda x: mean_kl(scaled_PK, np.exp(x)) - kl, LOWEST_LOG_BETA, highest, xtol=1e-12))
-    )
+    return spread * float(np.exp(root.log_beta))
 
 
 def _checked(rewards: ArrayLike, reference_rewards_K: Array) -> Array:

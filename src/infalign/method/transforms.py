@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,7 @@ from scipy.special import xlog1py
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
-from infalign.method.calibration import Array
+from infalign.method.calibration import Array, calibrate
 
 LARGEST_T = 500.0  # e^{700} is the end of floating-point numbers
 LARGEST_M = 1e6  # beyond it no node of a quadrature sees the power
@@ -43,6 +43,18 @@ class Transformation(Protocol):
 
     def drop(self, v: ArrayLike) -> Array:
         """Return Φ(1 − v) − Φ(1), normalized, with full relative accuracy where 1 − v rounds to 1."""
+
+    @property
+    def edges(self) -> Array:
+        """The 1 − u between which it is smooth."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it has no digits of 1 − u near u = 1."""
+
+    @property
+    def shaping(self) -> "Ranked":
+        """Φ(Ĉ) as a shaping."""
 
 
 def normalized_beta(transform: Transformation, beta: float) -> float:
@@ -69,7 +81,50 @@ def at_ranks(transform: Transformation, u: ArrayLike, rollouts: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Ranked:
+    """Φ(Ĉ), a transformation of the calibrated reward; its name and scale are the transformation's."""
+
+    transform: Transformation
+
+    @property
+    def name(self) -> str:
+        """The transformation's name."""
+        return self.transform.name
+
+    @property
+    def scale(self) -> float:
+        """The transformation's scale."""
+        return self.transform.scale
+
+    @property
+    def shaping(self) -> Self:
+        """Itself."""
+        return self
+
+    def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
+        """Return the normalized Φ(Ĉ); raises ConfigError too, where Φ is not finite."""
+        return at_ranks(self.transform, calibrate(rewards, reference_rewards_K), reference_rewards_K.size)
+
+
+class ByRank:
+    """Base of the transformations: as a shaping, Φ of the rank."""
+
+    __slots__ = ()
+    is_rounded: ClassVar[bool] = False
+
+    @property
+    def edges(self) -> Array:
+        """None besides 0 and 1."""
+        return np.empty(0)
+
+    @property
+    def shaping(self) -> Ranked:
+        """Φ(Ĉ)."""
+        return Ranked(cast(Transformation, self))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(ByRank):
     """Φ(u) = u: the expected win rate itself, the objective of IPO."""
 
     name = "identity"
@@ -85,7 +140,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class Log(ByRank):
     """Φ(u) = log u: the objective of best-of-N distillation (BOND, vBoN); −∞ at u = 0."""
 
     name = "log"
@@ -105,7 +160,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Exponential:
+class Exponential(ByRank):
     """Φ_t(u) = sign(t)·e^{tu}, normalized to a maximum modulus of 1; t > 0 favors the top, t < 0 spares the bottom.
 
     >>> Exponential(10)([0.5, 1.0]).round(4)
@@ -138,7 +193,7 @@ class Exponential:
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
+class Power(ByRank):
     """Φ(u) = u^m for m > 0 and −(1−u)^|m| for m < 0, its mirror.
 
     With m = 2N−1, or −(2N−1), it is the limit of the optimal transformation for Best-of-N, or Worst-of-N, at small KL.
@@ -172,7 +227,7 @@ class Power:
 
 
 @dataclass(frozen=True, eq=False)
-class Tabulated:
+class Tabulated(ByRank):
     """A transformation given by its values, for example a solved optimum, saved as JSON.
 
     ``v`` = 1 − u ascends from 0 to 1 (ranks counted from the top, where an optimum has its fine structure), ``phi`` is
@@ -200,6 +255,11 @@ class Tabulated:
             raise ConfigError(f"{self.name}: v must increase strictly from 0 to 1")
         if np.ptp(self.phi) == 0:
             raise ConfigError(f"{self.name}: phi is constant, so there is nothing to learn")
+
+    @property
+    def edges(self) -> Array:
+        """The knots, between which it is one polynomial each."""
+        return self.v
 
     @property
     def scale(self) -> float:
@@ -231,7 +291,7 @@ class Tabulated:
 
 
 @dataclass(frozen=True)
-class Function:
+class Function(ByRank):
     """Any function of the calibrated reward as a transformation: ``Function("sqrt", np.sqrt)``.
 
     ``phi`` works on arrays in [0, 1]; it is taken as it is (``scale`` 1). Close to u = 1 its values are rounded, so
@@ -244,6 +304,7 @@ class Function:
     name: str
     phi: Callable[[Array], ArrayLike]
     scale = 1.0
+    is_rounded = True
 
     def __call__(self, u: ArrayLike) -> Array:
         """Return Φ(u)."""
@@ -272,7 +333,7 @@ def parse_transform(name: str) -> Transformation:
     Exponential(t=10.0)
     """
     if name.endswith(".json"):
-        return _read_table(Path(name))
+        return read_table(Path(name))
     if found := spelled_by(SPELLINGS, name):
         return found
     raise ConfigError(
@@ -299,11 +360,12 @@ def spelled_by(spellings: Mapping[str, Callable[..., T]], name: str) -> T | None
     return None
 
 
-def _read_table(path: Path) -> Tabulated:
+def read_table(path: Path, name: str | None = None) -> Tabulated:
+    """Return the table that a file holds, under a ``name`` or its own. Raises ConfigError for another file."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         columns = (np.array(table[column], float) for column in ("v", "phi", "slope"))
-        return Tabulated(str(table["name"]), *columns)
+        return Tabulated(name or str(table["name"]), *columns)
     except OSError as error:
         raise ConfigError(f"cannot read the transformation {path}: {error.strerror}") from error
     except ConfigError as error:

@@ -12,22 +12,19 @@ from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, reward_table, tied_prompts
 from infalign.method.laws import Law, best_of
 from infalign.method.optimum import Objective, Optimal, optimum, pair_of
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
+from infalign.method.roots import find_log_beta
 from infalign.method.shapings import (
-    Ranked,
     Shaping,
     as_shaping,
     budget_beta,
     log_ratios,
     mean_kl,
-    parse_shaping,
-    rank_transform,
     shape_rollouts,
 )
 from infalign.method.transforms import Log, Transformation
@@ -107,7 +104,7 @@ class Tilt(Aim):
     @property
     def transform(self) -> Transformation | None:
         """The transformation, if the shaping is by the rank."""
-        return rank_transform(self.shaping)
+        return self.shaping.transform
 
     @property
     def scale(self) -> float:
@@ -137,10 +134,10 @@ class Best(Aim):
 
     def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
         """Return log of the rank."""
-        return Ranked(self.transform)
+        return self.transform.shaping
 
     def _rank_law(self, kl: float | None) -> RankLaw | None:
-        return Tilt(Ranked(self.transform), beta=1.0 / (self.n - 1))._rank_law(kl)
+        return Tilt(self.transform.shaping, beta=1.0 / (self.n - 1))._rank_law(kl)
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,7 @@ def tilted(
     array([[0.52, 0.52, 0.52, 2.43],
            [0.27, 1.24, 1.24, 1.24]])
     """
-    shaped_by = parse_shaping(shaping) if isinstance(shaping, str) else as_shaping(shaping)
+    shaped_by = as_shaping(shaping)
     rewards = reward_table(rewards_PK)
     if (kl is None) == (beta is None):
         raise ConfigError("give exactly one of kl and beta")
@@ -217,7 +214,7 @@ def tilted(
         raise ConfigError(f"beta must be positive and finite, found {beta}")
     sorted_PK = np.sort(rewards, axis=1)
     found = float(beta) if beta is not None else stored_beta(shaped_by, sorted_PK, float(kl or 0.0)) / shaped_by.scale
-    by_ranks = rank_transform(shaped_by) is not None and not tied_prompts(sorted_PK).any()
+    by_ranks = shaped_by.transform is not None and not tied_prompts(sorted_PK).any()
     spent = kl if kl is not None else _spending(shaped_by, sorted_PK)(found * shaped_by.scale)
     log_ratios_PK = log_ratios(shape_rollouts(shaped_by, rewards), found)
     return Law(log_ratios_PK, rewards, shaped_by, found, spent, "ranks" if by_ranks else "rollouts")
@@ -229,28 +226,22 @@ def stored_beta(shaping: Shaping, sorted_PK: Array, kl: float) -> float:
     Where rewards of a prompt tie, or Φ does not shape the rank, the law is that over its K rollouts; otherwise ranks
     are continuous, which K rollouts tell apart only to 1/K. Raises ConfigError for a budget that cannot be spent.
     """
-    transform, tied_P = rank_transform(shaping), tied_prompts(sorted_PK)
+    transform, tied_P = shaping.transform, tied_prompts(sorted_PK)
     if transform is None or tied_P.all():
         return budget_beta(shape_rollouts(shaping, sorted_PK), kl) * shaping.scale
     start = law_at_kl(transform, kl=kl).beta
     if not tied_P.any():
         return start
     spending = _spending(shaping, sorted_PK)
-
-    def excess(log_beta: float) -> float:
-        return spending(float(np.exp(log_beta))) - kl
-
-    low = high = float(np.log(start))
-    while excess(high) > 0:
-        high += 0.5
-    while excess(low) < 0:
-        low -= 0.5
-    return float(np.exp(brentq(excess, low, high, xtol=1e-12))) if low < high else start
+    root = find_log_beta(lambda x: spending(float(np.exp(x))), kl, start=float(np.log(start)), step=0.5)
+    if not root.found:
+        raise ConfigError(f"{shaping.name} cannot spend {kl:g} nats on these rewards; the maximum is {root.kl:.4g}")
+    return float(np.exp(root.log_beta))
 
 
 def _spending(shaping: Shaping, sorted_PK: Array) -> Callable[[float], float]:
     """Return the mean KL of these laws as a function of the β of raw Φ."""
-    transform, tied_P = rank_transform(shaping), tied_prompts(sorted_PK)
+    transform, tied_P = shaping.transform, tied_prompts(sorted_PK)
     if transform is None or tied_P.all():
         shaped_PK = shape_rollouts(shaping, sorted_PK)
         return lambda beta: mean_kl(shaped_PK, beta / shaping.scale)

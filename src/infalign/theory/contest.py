@@ -13,12 +13,12 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served, distortion, rewinds
 from infalign.method.quadrature import Panels, graded
+from infalign.method.roots import LOWEST_LOG_BETA, find_log_beta
 from infalign.theory.law import information, normalized
 
 INSIDE = 1e-15  # densities are evaluated from here to 1 − here: a user's density may be infinite at an end
@@ -26,8 +26,7 @@ MAX_STEPS, PATIENCE = 300, 60  # of them without progress
 REMEMBERED_STEPS, SHARE = 5, 0.5  # SHARE of the change that a step takes: undamped, large budgets do not settle
 SETTLED, NEARLY_SETTLED = 1e-13, 1e-3  # largest change of F in a step
 MAX_REFINEMENTS, MAX_PANELS, ACCURACY = 40, 400, 1e-11  # of integrals
-MAX_LOG_TILT = 690.0  # log 1/β for a Φ of range 1
-LOG_TILTS, FIRST_STEP = (-MAX_LOG_TILT, MAX_LOG_TILT), 0.1
+LOG_BETAS, FIRST_STEP = (LOWEST_LOG_BETA, -LOWEST_LOG_BETA), 0.1  # for a Φ of range 1
 
 TILTS = (1.0, 20.0, -20.0)  # Φ ∝ e^{tu} of the first policies: from several, since several may solve the equation
 
@@ -179,21 +178,15 @@ def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float | None = None)
     if not range_of_phi > 0:
         raise ConfigError(f"all ranks are worth the same, so a KL of {kl:g} nats gains nothing")
     phi = phi / range_of_phi
-    start = 0.0 if guess is None else float(np.log(range_of_phi / guess))
 
-    def excess(log_tilt: float) -> float:
-        log_density = normalized(phi * np.exp(log_tilt), weight)
-        return float(np.log(max(float(np.sum(weight * information(log_density))), 1e-300) / kl))
+    def kl_at(log_beta: float) -> float:
+        return float(np.sum(weight * information(normalized(phi * np.exp(-log_beta), weight))))
 
-    inside, step = float(np.clip(start, *LOG_TILTS)), FIRST_STEP
-    sign = -np.sign(found := excess(inside))
-    outside = inside
-    while found and np.sign(found := excess(outside := float(np.clip(inside + sign * step, *LOG_TILTS)))) == -sign:
-        if abs(outside) == MAX_LOG_TILT:
-            raise ConfigError(f"a KL of {kl:g} nats is out of reach; the maximum is {kl * np.exp(found):.4g}")
-        inside, step = outside, 4.0 * step
-    root = inside if inside == outside else float(brentq(excess, inside, outside, xtol=1e-14, rtol=1e-15))
-    return range_of_phi * float(np.exp(-root)), normalized(phi * np.exp(root), weight)
+    start = 0.0 if guess is None else float(np.log(guess / range_of_phi))
+    root = find_log_beta(kl_at, kl, start=start, step=FIRST_STEP, within=LOG_BETAS)
+    if not root.found:
+        raise ConfigError(f"a KL of {kl:g} nats is out of reach; the maximum is {root.kl:.4g}")
+    return range_of_phi * float(np.exp(root.log_beta)), normalized(phi * np.exp(-root.log_beta), weight)
 
 
 def settle(step: Callable[[Array], Array], state: Array) -> None:

@@ -1,15 +1,15 @@
 """What calibration on a finite number of rollouts costs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import RankProcedure, looks_at_ranks
+from infalign.method.roots import find_log_beta
 from infalign.method.transforms import Transformation, at_ranks
 from infalign.theory.law import law_at_kl
 
@@ -101,7 +101,13 @@ def finite_rollouts(
         total, mean = (lengths_PC @ np.stack([tilt, tilt * exponent], axis=1)).T
         return np.asarray(mean / total - np.log(total))
 
-    log_beta = _spending(kls, kl, rollouts)
+    root = find_log_beta(lambda x: float(kls(x).mean()), kl, within=LOG_BETAS) if kl > 0 else None
+    if root is None or not root.found:
+        raise ConfigError(
+            f"{rollouts} rollouts cannot spend a KL of {kl} nats; the budget must be positive and below "
+            f"{float(kls(LOG_BETAS[0]).mean()):.4g}, and not so small that it is rounding"
+        )
+    log_beta = root.log_beta
 
     def win_rates(lengths: Array, log_beta: float, nodes: int) -> Array:
         masses = lengths * np.exp(phi_C * np.exp(-log_beta))
@@ -123,17 +129,6 @@ def finite_rollouts(
     beta = float(np.exp(log_beta)) * transform.scale
     priced_P = win_rates_P - price * (kls_P - kl)
     return FiniteRollouts(transform, procedure, base, beta, float(kls_P.mean()), priced_P)
-
-
-def _spending(kls: Callable[[float], Array], kl: float, rollouts: int) -> float:
-    """Return log β at which ``kl`` nats are spent on average. Raises ConfigError where none does."""
-    largest, rounding = (float(kls(end).mean()) for end in LOG_BETAS)
-    if not max(0.0, rounding) < kl < largest:
-        raise ConfigError(
-            f"{rollouts} rollouts cannot spend a KL of {kl} nats; the budget must be positive and below {largest:.4g}, "
-            "and not so small that it is rounding"
-        )
-    return float(brentq(lambda x: float(kls(x).mean()) - kl, *LOG_BETAS, xtol=1e-13))
 
 
 def _step_win_rates(

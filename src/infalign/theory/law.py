@@ -7,20 +7,18 @@ every integral is resolved, and a law carries the error that is left.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
-from infalign.method.transforms import Function, Tabulated, Transformation, as_transform, normalized_beta
+from infalign.method.roots import LOWEST_LOG_BETA, find_log_beta
+from infalign.method.transforms import Transformation, as_transform, normalized_beta
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
-LOWEST_LOG_BETA = -690.0  # log β for the normalized Φ; below it lie the smallest floating-point numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def aligned_law(transform: Transformation, *, beta: float) -> RankLaw:
 
     KL = E_f[log f] in nats. Raises ConfigError unless beta is positive and finite, and for a Φ that is NaN or +∞.
     """
-    return _resolved(transform, beta, _panels(transform))
+    return _resolved(transform, beta, graded(edges=transform.edges))
 
 
 def check_kl(kl: float) -> None:
@@ -107,32 +105,23 @@ def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
     """
     transform = as_transform(transform)
     check_kl(kl)
-    panels = _panels(transform)
+    panels = graded(edges=transform.edges)
     log_scale = np.log(transform.scale)
 
     def law(log_beta: float) -> RankLaw:
         nonlocal panels
         found = _resolved(transform, float(np.exp(log_scale + log_beta)), panels)
-        if len(found.panels.start) < 2 * len(_panels(transform).start):  # the next β needs similar panels
+        if len(found.panels.start) < 2 * len(graded(edges=transform.edges).start):  # the next β needs similar panels
             panels = found.panels
         return found
 
-    @cache  # the panels of another β change the last digits, and with them perhaps the sign
-    def excess(log_beta: float) -> float:
-        return float(np.log(max(law(log_beta).kl, 1e-300) / kl))
-
-    inside, step = 0.0, 2.0
-    outside = inside
-    sign = np.sign(excess(inside))
-    while sign != 0 and np.sign(excess(outside)) == sign:
-        if outside == LOWEST_LOG_BETA:
-            raise ConfigError(
-                f"{transform.name} cannot reach a KL of {kl:g} nats; the maximum is {law(outside).kl:.4g}, "
-                "at the smallest β of floating-point numbers"
-            )
-        inside, outside, step = outside, max(outside + sign * step, LOWEST_LOG_BETA), 2.0 * step
-    root = inside if sign == 0 else brentq(excess, inside, outside, xtol=1e-13, rtol=1e-14)
-    return aligned_law(transform, beta=float(np.exp(log_scale + root)))
+    root = find_log_beta(lambda log_beta: law(log_beta).kl, kl, step=2.0)
+    if not root.found:
+        raise ConfigError(
+            f"{transform.name} cannot reach a KL of {kl:g} nats; the maximum is {root.kl:.4g}, "
+            "at the smallest β of floating-point numbers"
+        )
+    return aligned_law(transform, beta=float(np.exp(log_scale + root.log_beta)))
 
 
 def training_beta(transform: Transformation | str, *, kl: float) -> float:
@@ -145,11 +134,6 @@ def training_beta(transform: Transformation | str, *, kl: float) -> float:
     """
     transform = as_transform(transform)
     return normalized_beta(transform, law_at_kl(transform, kl=kl).beta)
-
-
-def _panels(transform: Transformation) -> Panels:
-    """Return the panels to start from; between the knots of a table they see one polynomial each."""
-    return graded(edges=transform.v) if isinstance(transform, Tabulated) else graded()
 
 
 def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw:
@@ -172,7 +156,7 @@ def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw
 def _law(transform: Transformation, beta: float, panels: Panels, error: float = 0.0) -> RankLaw:
     log_density = _log_density(transform, beta, panels)
     density = np.exp(log_density)
-    if isinstance(transform, Function):
+    if transform.is_rounded:
         error += np.finfo(float).eps * float(density.max())  # u is rounded, and f varies over 1/max f
     kl = float(np.sum(panels.weight * information(log_density)))
     cdf = np.clip(panels.cumulative(density), 0.0, 1.0)

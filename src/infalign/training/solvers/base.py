@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
@@ -15,9 +16,9 @@ from pydantic import Field, model_validator
 from infalign.core.errors import ConfigError
 from infalign.core.settings import Draws, Kind, Positive, spelled
 from infalign.method.laws import Law
-from infalign.method.procedures import Served
-from infalign.method.shapings import Ranked, parse_shaping, rank_transform
-from infalign.method.transforms import Identity, Tabulated
+from infalign.method.procedures import Served, Standard
+from infalign.method.shapings import parse_shaping
+from infalign.method.transforms import Identity, read_table
 from infalign.models.settings import Fit
 from infalign.theory.aims import Aim, Best, StoredOptimum, Tilt
 from infalign.theory.law import MIN_KL
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from infalign.training.output_folder import Job
 
 History = list[dict[str, Any]]
+PLAIN = Standard()
 KL_TOLERANCE = 0.1  # relative distance from the KL budget from which a run says so
 OPTIMA = {one.name: one for one in (StoredOptimum(), StoredOptimum("reward"), StoredOptimum("win-rate"))}
 
@@ -35,9 +37,7 @@ def read_aim(name: str) -> Aim:
     """Return what a recipe's ``transform`` names; a transformation that is read from a file is named after the file."""
     if name in OPTIMA:
         return OPTIMA[name]
-    shaping = parse_shaping(name)
-    table = rank_transform(shaping)
-    return Tilt(Ranked(replace(table, name=name)) if isinstance(table, Tabulated) else shaping)
+    return Tilt(read_table(Path(name), name).shaping if name.endswith(".json") else parse_shaping(name))
 
 
 AimSetting = Annotated[Aim, *spelled(read_aim)]
@@ -84,21 +84,15 @@ class Solver(Kind):
     """Base class of all solvers. A method is a solver with its aim; its strength is a KL budget, a β or an n."""
 
     discriminator: ClassVar[str] = "solver"
-    fixed_aim: ClassVar[Aim | None] = None  # what it aims at, if that cannot be chosen
     has_objective: ClassVar[bool] = False  # on the log-ratios of stored rollouts (`Offline`)
     draws_per_response: ClassVar[int] = 1  # responses generated for each response that is trained on
 
     solver: str
     fit: Fit = Field(Fit(), description="how it is trained")
 
-    @property
-    def unbound_aim(self) -> Aim | None:
-        """What it aims at, of no procedure and at no strength yet; None for nothing but its next step."""
-        return self.fixed_aim
-
-    def aim(self, procedure: Served) -> Aim | None:
-        """Return what it aims at. Raises ConfigError for a procedure that has no such aim."""
-        return self.unbound_aim
+    def aim(self, procedure: Served = PLAIN) -> Aim | None:
+        """Return what it aims at, None for nothing but its next step. Raises as `Aim.at`."""
+        return None
 
     @abstractmethod
     def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
@@ -139,7 +133,7 @@ class Solver(Kind):
     @property
     def recipe_dependencies(self) -> tuple[str, ...]:
         """Keys of the recipe that its training depends on, besides the policy's own."""
-        return ("procedure",) if self.unbound_aim is not None and self.unbound_aim.by_procedure else ()
+        return ("procedure",) if (aim := self.aim()) is not None and aim.by_procedure else ()
 
     @property
     def label(self) -> str:
@@ -154,7 +148,7 @@ class Solver(Kind):
     @property
     def transformation(self) -> str:
         """The spelling of what it aims at, or its own name."""
-        return self.solver if self.unbound_aim is None else self.unbound_aim.name
+        return self.solver if (aim := self.aim()) is None else aim.name
 
     def group(self, rollouts: int) -> int:
         """Return how many responses to a prompt an epoch trains on, of so many stored ones."""
@@ -192,16 +186,12 @@ class ToBudget(Solver):
         """Its KL budget."""
         return self.kl_budget
 
-    def aim(self, procedure: Served) -> Aim | None:
-        """Return what it aims at, at its budget or β. Raises as `Aim.at`."""
-        return None if self.unbound_aim is None else self.unbound_aim.at(procedure, self.kl_budget, self.beta)
-
 
 class Shaped(ToBudget):
     """A solver of the KL-regularized RLHF objective, for any shaping of the reward."""
 
     transform: AimSetting = Field(
-        Tilt(Ranked(Identity())),
+        Tilt(Identity().shaping),
         description=(
             "of the rank: exp:10, log, power:7, FILE.json, …; optimal: "
             "the optimum for the procedure on the stored rewards, exact where they tie (optimal:reward or "
@@ -209,10 +199,9 @@ class Shaped(ToBudget):
         ),
     )
 
-    @property
-    def unbound_aim(self) -> Aim:
-        """What its transformation aims at."""
-        return self.transform
+    def aim(self, procedure: Served = PLAIN) -> Aim:
+        """Return what its transformation aims at."""
+        return self.transform.at(procedure, self.kl_budget, self.beta)
 
     @property
     def method(self) -> str:
@@ -225,9 +214,8 @@ class ToBestOfN(Solver):
 
     n: Draws = Field(description="the n of Best-of-n")
 
-    @property
-    def unbound_aim(self) -> Aim:
-        """Best-of-n itself."""
+    def aim(self, procedure: Served = PLAIN) -> Aim:
+        """Return Best-of-n itself."""
         return Best(self.n)
 
     def check(self, recipe: RecipeFacts) -> None:

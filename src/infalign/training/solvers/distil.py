@@ -11,7 +11,7 @@ from infalign.core.settings import Name
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.theory.aims import Aim
-from infalign.training.solvers.base import DataNeeds, History, Inputs, Solver
+from infalign.training.solvers.base import PLAIN, DataNeeds, History, Inputs, Solver
 from infalign.training.solvers.offline import Offline, states_below
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ class Settings(Solver):
         guided = self._teacher.guide is not None  # a teacher without a guide is another model than the reference
         return DataNeeds(self.teacher, states_below(self.fit), self._teacher.data_needs.states if guided else None)
 
-    @property
-    def unbound_aim(self) -> Aim | None:
-        """Its teacher's."""
-        return self._teacher.unbound_aim
-
-    def aim(self, procedure: Served) -> Aim | None:
+    def aim(self, procedure: Served = PLAIN) -> Aim | None:
         """Return its teacher's."""
         return self._teacher.aim(procedure)
 

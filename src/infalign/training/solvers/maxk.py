@@ -11,11 +11,11 @@ from infalign.method.group_advantages import credit, served_win_rate
 from infalign.method.laws import Law
 from infalign.method.optimum import Objective
 from infalign.method.procedures import Extreme, Served, is_extreme
-from infalign.method.shapings import Raw
+from infalign.method.shapings import NotByRank, Raw
 from infalign.theory.aims import Aim, StoredOptimum, WinRateOptimum
 from infalign.training.advantages import Advantages, Batch
 from infalign.training.objectives import Ascent
-from infalign.training.solvers.base import RecipeFacts
+from infalign.training.solvers.base import PLAIN, RecipeFacts
 from infalign.training.solvers.on_policy import OnPolicy
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WinOverServed:
+class WinOverServed(NotByRank):
     """The probability of beating the response that the base policy serves, as a shaping (`served_win_rate`)."""
 
     procedure: Extreme
@@ -66,10 +66,10 @@ class Settings(OnPolicy):
         description="maximize the served policy's win rate over the served reference, or its mean reward",
     )
 
-    @property
-    def unbound_aim(self) -> Aim:
-        """The optimum for the procedure."""
-        return WinRateOptimum() if self.objective == "win-rate" else StoredOptimum(self.objective)
+    def aim(self, procedure: Served = PLAIN) -> Aim:
+        """Return the optimum for the procedure."""
+        optimum = WinRateOptimum() if self.objective == "win-rate" else StoredOptimum(self.objective)
+        return optimum.at(procedure, self.kl_budget, self.beta)
 
     @property
     def label(self) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from infalign.method.calibration import Array, win
 from infalign.method.laws import Law
-from infalign.method.shapings import Ranked
+from infalign.method.procedures import Served
 from infalign.method.transforms import Identity
 from infalign.theory.aims import Aim, Tilt
 from infalign.training.objectives import Examples, Objective
-from infalign.training.solvers.base import ToBestOfN, ToBudget
+from infalign.training.solvers.base import PLAIN, ToBestOfN, ToBudget
 from infalign.training.solvers.offline import Offline
 
 if TYPE_CHECKING:
@@ -76,9 +76,11 @@ def random_sets(k: int, size: int, rng: np.random.Generator) -> NDArray[np.intp]
 class Ipo(ToBudget, Offline):
     """IPO optimizes the identity transformation, and τ is its β."""
 
-    fixed_aim: ClassVar[Aim] = Tilt(Ranked(Identity()))
-
     solver: Literal["ipo"]
+
+    def aim(self, procedure: Served = PLAIN) -> Aim:
+        """Return the tilt by the rank itself."""
+        return Tilt(Identity().shaping, kl=self.kl_budget, beta=self.beta)
 
     def objective(self, law: Law) -> Objective:
         """Return its objective, with β of the law for τ."""
