@@ -147,3 +147,21 @@ def test_a_folder_that_is_not_empty_is_kept(model: str, rollouts: Rollouts, tmp_
     with pytest.raises(ConfigError, match="qrpo draws no responses; use fit"):
         fit_online(model, PROMPTS, vowels, law, solver="qrpo")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("make", [lambda r: tilted(r, "exp:10", kl=0.3), lambda r: best_of(r, 2)])
+def test_prompts_that_the_reward_leaves_out_are_as_if_they_were_not_there(
+    model: str, rollouts: Rollouts, make: Any
+) -> None:
+    """A row of NaN stays one in the law, changes no other, and its prompt is not trained on."""
+    rewards = score(vowels, rollouts)
+    rewards[[0, 5]] = np.nan
+    kept = ~np.isnan(rewards).any(axis=1)
+    law, of_kept = make(rewards), make(rewards[kept])
+    np.testing.assert_array_equal(law.log_ratios_PK[kept], of_kept.log_ratios_PK)
+    assert np.isnan(law.log_ratios_PK[~kept]).all()
+    some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, 8)))
+    assert equal(weights(fit(model, rollouts, law, **HOW)), weights(fit(model, some, of_kept, **HOW)))
+    rewards[1, 0] = np.nan
+    with pytest.raises(DataError, match="rewards must be finite"):
+        make(rewards)
