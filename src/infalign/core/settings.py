@@ -142,6 +142,8 @@ def explained(what: str) -> Iterator[None]:
         yield
     except ValidationError as error:
         raise ConfigError(f"{what}: " + "; ".join(explain(e) for e in error.errors())) from error
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def explain(error: ErrorDetails) -> str:

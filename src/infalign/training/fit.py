@@ -100,7 +100,7 @@ def fit(
     >>> fit(MODEL, rollouts, law, epochs=2, learning_rate=1e-3)
     Policy(LlamaForCausalLM, 8,144 parameters)
     """
-    place, seed, chosen = _folder(folder), settings.pop("seed", 0), _read(solver, settings, law)
+    seed, chosen = settings.pop("seed", 0), _read(solver, settings, law)
     if not chosen.has_objective or chosen.data_needs.states is not None:
         raise ConfigError(
             f"fit cannot train {chosen.label}: it reads more than rollouts (on-policy solvers: fit_online; distil, "
@@ -108,7 +108,7 @@ def fit(
         )
     own, kept = _rewarded(law, (rollouts.asked.num_rows, rollouts.k))
     some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, rollouts.k)))
-    return _train(model, place, seed, lambda reference, job: chosen.train(Given(reference, rollouts=some), own, job))
+    return _train(model, folder, seed, lambda reference, job: chosen.train(Given(reference, rollouts=some), own, job))
 
 
 def fit_online(
@@ -134,26 +134,18 @@ def fit_online(
     Policy(LlamaForCausalLM, 8,144 parameters)
     """
     longest, served = settings.pop("max_new_tokens", Rollout().max_new_tokens), settings.pop("procedure", "standard")
-    place, seed, chosen = _folder(folder), settings.pop("seed", 0), _read(solver, settings, law, served)
+    seed, chosen = settings.pop("seed", 0), _read(solver, settings, law, served)
     if not chosen.responses_per_prompt:
         raise ConfigError(f"{solver} draws no responses; use fit on stored rollouts")
-    asked = read_prompts(prompts).to_pylist()
-    own, kept = _rewarded(law, (len(asked), law.rewards_PK.shape[1]))
-    references = np.sort(own.rewards_PK, axis=1).tolist()
+    asked = read_prompts(prompts)
+    own, kept = _rewarded(law, (asked.num_rows, np.size(law.rewards_PK[0])))
     rows = [
-        {"prompt": from_cell(row["prompt"]), "columns": row["columns"], "reference_rewards": of_prompt}
-        for row, of_prompt in zip((row for row, keep in zip(asked, kept, strict=True) if keep), references, strict=True)
+        {"prompt": from_cell(row["prompt"]), "columns": row["columns"], "reference_rewards": sorted(rewards_K)}
+        for row, rewards_K in zip(asked.filter(kept).to_pylist(), own.rewards_PK.tolist(), strict=True)
     ]
     fresh = {"rows": rows, "reward": load_reward(reward), "max_new_tokens": longest}
     given = partial(Given, procedure=parse_procedure(served), fresh=fresh)
-    return _train(model, place, seed, lambda reference, job: chosen.train(given(reference), own, job))
-
-
-def _folder(folder: str | Path | None) -> Path | None:
-    """Return the folder of a policy. Raises ConfigError unless it is new or empty."""
-    if folder is not None:
-        check_folder(Path(folder))
-    return None if folder is None else Path(folder)
+    return _train(model, folder, seed, lambda reference, job: chosen.train(given(reference), own, job))
 
 
 def _read(solver: str, settings: dict[str, Any], law: Law, procedure: str = "standard") -> Solver:
@@ -162,10 +154,7 @@ def _read(solver: str, settings: dict[str, Any], law: Law, procedure: str = "sta
     strength = {} if settings.keys() & {"kl_budget", "n"} else {"beta": law.paper_beta}
     with explained(solver):
         chosen = read_solver(solver=solver, fit=of_fit, **strength, **settings)
-    try:
-        chosen.check(RecipeFacts(parse_procedure(procedure), law.rewards_PK.shape[1], has_reward_model=False))
-    except ValueError as error:
-        raise ConfigError(f"{solver}: {error}") from error
+        chosen.check(RecipeFacts(parse_procedure(procedure), np.size(law.rewards_PK[0]), has_reward_model=False))
     return chosen.model_copy(update={"fit": chosen.fit_with_rate(pretrained=True)})
 
 
@@ -183,17 +172,21 @@ def _rewarded(law: Law, shape: tuple[int, int]) -> tuple[Law, Any]:
     return own, kept
 
 
-def _train(model: AnyModel, folder: Path | None, seed: int, train: Callable[[str, Job], object]) -> Policy:
+def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callable[[str, Job], object]) -> Policy:
     """Return the policy that ``train`` makes of the reference, a folder or hub id; a loaded one is written first."""
-    if folder is not None:
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder and folder.absolute().parent) as temporary, shown("fit") as report:
+    own = None if folder is None else Path(folder).absolute()
+    if own is not None:
+        check_folder(own)
+        own.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=own and own.parent) as temporary, shown("fit") as report:
         place = Path(temporary)
-        if not isinstance(model, str | Path):
+        if isinstance(model, str | Path):
+            reference = convert(locate_model(str(model)))
+        else:
+            reference = str(place / "reference")
             for part in Policy.of(model):
-                part.save_pretrained(place / "reference")
-        reference = convert(locate_model(str(model))) if isinstance(model, str | Path) else str(place / "reference")
-        target = Target(place / "training", folder or place / "policy", seed, Compute(), ())
+                part.save_pretrained(reference)
+        target = Target(place / "training", own or place / "policy", seed, Compute(), ())
         with target.job(report) as job:
             train(reference, job)
         return Policy.of(target.model)
