@@ -29,13 +29,16 @@ if TYPE_CHECKING:
     )
     from infalign.method.reward import CalibratedReward
     from infalign.method.transforms import Exponential, Function, Tabulated, parse_transform
+    from infalign.policies.evaluate import evaluate
+    from infalign.policies.score import calibrate_prompts, score
     from infalign.rewards.classifier import ClassifierReward
-    from infalign.sampling.calibrated_prompts import calibrate_prompts
+    from infalign.sampling.sample import Rollouts, sample
     from infalign.steps.whole_run import run
     from infalign.theory.aims import tilted
     from infalign.theory.choose import choose
     from infalign.theory.law import law_at_kl, training_beta
     from infalign.theory.optimum import optimal
+    from infalign.training.fit import fit, fit_online
 
 __all__ = [
     "BestOfN",
@@ -49,6 +52,7 @@ __all__ = [
     "RankDensity",
     "RewardTable",
     "RewindAndRepeat",
+    "Rollouts",
     "Tabulated",
     "WorstOfN",
     "advantages",
@@ -56,6 +60,9 @@ __all__ = [
     "calibrate",
     "calibrate_prompts",
     "choose",
+    "evaluate",
+    "fit",
+    "fit_online",
     "law_at_kl",
     "measure",
     "optimal",
@@ -66,6 +73,8 @@ __all__ = [
     "pass_at_k",
     "read_rewards",
     "run",
+    "sample",
+    "score",
     "tilted",
     "training_beta",
     "training_worth",
@@ -89,7 +98,10 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "theory.choose",
     "evaluation.win_rates",
     "rewards.classifier",
-    "sampling.calibrated_prompts",
+    "sampling.sample",
+    "policies.score",
+    "policies.evaluate",
+    "training.fit",
     "steps.whole_run",
 )
 

@@ -149,7 +149,7 @@ def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
 @pytest.mark.parametrize(
     ("texts", "scratch", "message"),
     [
-        (["Quite another text, with other words!"] * 9, micro.SCRATCH, "differs from the run's: "),
+        (["Quite another text, with other words!"] * 9, micro.SCRATCH, "differs from the reference's: "),
         (TEXTS, micro.SCRATCH, "has a vocabulary of 310 tokens, the reference of"),
     ],
 )

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from infalign.core.errors import DataError
 from infalign.method.by_name import TRAINER
 from infalign.method.reward import CalibratedReward
-from infalign.sampling.calibrated_prompts import calibrate_prompts
+from infalign.policies.score import calibrate_prompts
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 
@@ -63,5 +63,5 @@ def test_a_checker_gets_what_trl_gives_when_it_is_calibrated_and_in_training(tmp
     reward = CalibratedReward(checker, "identity")
     trainer = trl.RLOOTrainer(model, reward_funcs=reward, args=args, train_dataset=data)
     trainer.train()
-    assert seen == [(None, ["answer", "prompts"])] * 2 + [(1, ["answer", "log_extra", "prompts"])]
+    assert seen == [(None, ["answer", "prompts"]), (1, ["answer", "log_extra", "prompts"])]
     assert {"tokens", "win_rate"} <= trainer.state.log_history[0].keys()

@@ -1,7 +1,9 @@
 """Progress of the tasks under way."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -70,3 +72,11 @@ class ProgressDisplay:
     def finish(self, name: str) -> None:
         """Take job ``name`` off the display."""
         self._bars.remove_task(self._tasks.pop(name))
+
+
+@contextmanager
+def shown(name: str) -> Iterator[Callable[..., None]]:
+    """Show the progress of one job on stderr: what the block reports, as `OnProgress`, with or without a note."""
+    with ProgressDisplay(Console(stderr=True)) as display:
+        display.start(name)
+        yield partial(display.update, name)

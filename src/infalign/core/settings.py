@@ -1,7 +1,8 @@
 """The base of all settings: an unknown key is an error, values do not change, and text becomes a value on reading."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Protocol, Union
 
 from pydantic import (
@@ -16,7 +17,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean, nearest, spelling
@@ -132,3 +133,37 @@ def shown(value: object) -> str:
     """Return a value as a message shows it, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise a ConfigError that begins with ``what`` for settings that the block cannot read."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(f"{what}: " + "; ".join(explain(e) for e in error.errors())) from error
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
+
+def explain(error: ErrorDetails) -> str:
+    """Say in one clause what is wrong with one key."""
+    location = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    match error["type"]:
+        case "unknown_key":
+            return f"unknown key `{location}`; {error['msg']}"
+        case "missing":
+            return f"`{location}` is missing"
+        case "no_settings":
+            return f"`{location}` {error['msg']}{_found(error)}"
+        case "string_pattern_mismatch":
+            return f"`{location}`: a name can contain letters, digits, - and _ only"
+        case "value_error":
+            message = error["msg"].removeprefix("Value error, ")
+            return f"`{location}`: {message}" if location else message
+        case _:
+            return f"`{location}`: {error['msg']}{_found(error)}"
+
+
+def _found(error: ErrorDetails) -> str:
+    return f", found {shown(error['input'])}" if isinstance(error["input"], (str, int, float, bool)) else ""

@@ -4,20 +4,23 @@ A law is made from rewards alone: `tilted` and `optimum` spend a KL budget or ta
 serves. Solvers read its log-ratios, on-policy solvers its shaping and β.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import kl_div
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, reward_table, stacked, tied_prompts
+from infalign.method.calibration import Array, as_rewards, reward_table, stacked, tied_prompts
 from infalign.method.procedures import BestOfN
 from infalign.method.shapings import Shaping, shape_rollouts
 from infalign.method.transforms import Log
 
 Measure = Literal["rollouts", "classes", "ranks"]
+MakesLaw = TypeVar("MakesLaw", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +65,24 @@ class Law:
         return shape_rollouts(self.shaping, self.rewards_PK)
 
 
+def of_rewarded(make: MakesLaw) -> MakesLaw:
+    """Let a function that makes a law leave out prompts whose rewards are all NaN: their log-ratios are NaN too."""
+
+    @wraps(make)
+    def made(rewards_PK: Any, *arguments: Any, **options: Any) -> Any:
+        rows = [as_rewards(row) for row in rewards_PK]
+        kept = np.array([row.size == 0 or not np.isnan(row).all() for row in rows], bool)
+        if kept.all() or not kept.any():
+            return make(rewards_PK, *arguments, **options)
+        law = make([row for row, keep in zip(rows, kept, strict=True) if keep], *arguments, **options)
+        found = iter(law.log_ratios_PK)
+        log_ratios_PK = stacked([next(found) if keep else row for row, keep in zip(rows, kept, strict=True)])
+        return replace(law, log_ratios_PK=log_ratios_PK, rewards_PK=stacked(rows))
+
+    return cast(MakesLaw, made)
+
+
+@of_rewarded
 def best_of(rewards_PK: ArrayLike, n: int) -> Law:
     """Return the law of what Best-of-``n`` serves of the K rollouts, the mean over all sets of n; ties share it.
 

@@ -20,7 +20,7 @@ from scipy.special import logsumexp, xlogy
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows, stacked
-from infalign.method.laws import Law
+from infalign.method.laws import Law, of_rewarded
 from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
 from infalign.method.roots import find_log_beta
 from infalign.method.shapings import NotByRank
@@ -83,6 +83,7 @@ class Optimum(Law):
     reference_value: float
 
 
+@of_rewarded
 def optimum(
     rewards_PK: ArrayLike | Sequence[ArrayLike],
     procedure: RankProcedure | str,

@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from infalign.method.calibration import Array
 from infalign.models.attention import check_plain_softmax
 from infalign.models.logits import Logits, logits_of, logprob_of
-from infalign.models.logprobs import MAX_LOGITS, TokenIds, check_rows, evaluating
+from infalign.models.logprobs import BATCH_TOKENS, MAX_LOGITS, TokenIds, check_rows, evaluating, token_logprobs
 from infalign.models.top_tokens import TopTokens
 
 
@@ -220,6 +220,23 @@ def packed_logprobs(
             found += batch.logprobs(model).tolist()
             on_progress(rows.stop, len(completion_ids))
     return np.array(found)
+
+
+def response_logprobs(
+    model: Any,
+    prompt_ids: TokenIds,
+    completion_ids: TokenIds,
+    *,
+    bf16: bool = False,
+    stored: Sequence[StoredStates] = (),
+    on_progress: Callable[[int, int], None],
+) -> Array:
+    """Return log π(y|x) of each response as a training computes it, packed if the model can; ``bf16``: mixed."""
+    together = can_pack(model)  # told before rounding
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+        if not together:
+            return token_logprobs(model, prompt_ids, completion_ids)
+        return packed_logprobs(model, prompt_ids, completion_ids, BATCH_TOKENS, stored=stored, on_progress=on_progress)
 
 
 def _mask_of(lengths: Tensor) -> Tensor:

@@ -74,18 +74,38 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, date: str |
         begins_with_bos = template in TEMPLATES and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = ("{{ bos_token }}" if begins_with_bos else "") + read_template(template)
     set_date(tokenizer, date)
+    check_template(tokenizer, path)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def check_template(tokenizer: Any, path: str | Path) -> None:
+    """Raise ConfigError for a tokenizer without a chat template, or whose template cannot render a user's turn."""
     if tokenizer.chat_template is None:
         raise ConfigError(
-            f"the tokenizer of {path} has no chat template; choose a model with one, or set policy.chat_template to "
-            "plain or to a file"
+            f"the tokenizer of {path} has no chat template; choose a model with one, set policy.chat_template to "
+            "plain or to a file, or in Python set tokenizer.chat_template and give (model, tokenizer)"
         )
     try:
         prompt_ids(tokenizer, [[{"role": "user", "content": "Hello"}]])
     except DataError as error:
         raise ConfigError(f"the chat template of {path} cannot render a single user turn: {error.__cause__}") from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+
+
+def check_same_tokens(tokenizer: Any, reference_tokenizer: Any, model: str | Path) -> None:
+    """Raise ConfigError that names a token by which the tokenizer of ``model`` differs from the reference's, or EOS."""
+    its, known = tokenizer.get_vocab(), reference_tokenizer.get_vocab()
+    if other := sorted(token for token in known.keys() | its.keys() if known.get(token) != its.get(token)):
+        raise ConfigError(
+            f"the tokenizer of {model} differs from the reference's: {len(other):,} tokens have other ids or are "
+            f"missing, such as {other[0]!r}; a KL to the reference needs the same tokenizer"
+        )
+    if tokenizer.eos_token_id != reference_tokenizer.eos_token_id:
+        raise ConfigError(
+            f"{model} ends a response with {tokenizer.eos_token!r}, but the reference with "
+            f"{reference_tokenizer.eos_token!r}"
+        )
 
 
 def check_response_end(tokenizer: Any, path: str | Path) -> None:

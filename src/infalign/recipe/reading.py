@@ -6,14 +6,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from infalign.core.errors import ConfigError
-from infalign.core.settings import NOT_IN_TEXT, shown
+from infalign.core.settings import NOT_IN_TEXT, explained, shown
 from infalign.core.user_code import is_file
 from infalign.method.procedures import respelled
 from infalign.recipe.built_in import find, meant
@@ -55,10 +53,8 @@ def recipe_of(content: bytes, path: Path, overrides: list[str] | None = None) ->
     for override in overrides or []:
         _apply(settings, override)
     _beside(Path(), settings)
-    try:
+    with explained(str(path)):
         return Recipe.model_validate(settings)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: " + "; ".join(_explain(e) for e in error.errors())) from error
 
 
 def _beside(folder: Path, settings: dict[str, Any]) -> None:
@@ -146,26 +142,3 @@ def _fault(error: Exception) -> str:
         said = " ".join(filter(None, (error.context, error.problem)))
         return f"line {error.problem_mark.line + 1}: {said}"
     return " ".join(str(error).split())
-
-
-def _explain(error: ErrorDetails) -> str:
-    """Say in one clause what is wrong with one key."""
-    location = ".".join(str(part) for part in error["loc"] if part != "[key]")
-    match error["type"]:
-        case "unknown_key":
-            return f"unknown key `{location}`; {error['msg']}"
-        case "missing":
-            return f"`{location}` is missing"
-        case "no_settings":
-            return f"`{location}` {error['msg']}{_found(error)}"
-        case "string_pattern_mismatch":
-            return f"`{location}`: a name can contain letters, digits, - and _ only"
-        case "value_error":
-            message = error["msg"].removeprefix("Value error, ")
-            return f"`{location}`: {message}" if location else message
-        case _:
-            return f"`{location}`: {error['msg']}{_found(error)}"
-
-
-def _found(error: ErrorDetails) -> str:
-    return f", found {shown(error['input'])}" if isinstance(error["input"], (str, int, float, bool)) else ""

@@ -69,11 +69,8 @@ class Recipe(Settings):
 
     def _fit_with_rate(self, policy: AnySolver, pretrained: bool) -> Fit:
         guide = policy.trained_guide
-        begins_new = guide is not None and (
-            guide.side is not None or (guide.trunk == "reward" and self.reward.scratch is not None)
-        )
-        adapter = policy.fit.lora is not None or (guide is not None and guide.lora is not None)
-        return policy.fit.with_learning_rate(pretrained=pretrained and not begins_new, adapter=adapter)
+        begins_new = guide is not None and guide.trunk == "reward" and self.reward.scratch is not None
+        return policy.fit_with_rate(pretrained=pretrained and not begins_new)
 
     @property
     def rewind(self) -> RewindAndRepeat:

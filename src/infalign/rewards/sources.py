@@ -3,20 +3,38 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
 from infalign.core.user_code import function_name, source_file
+from infalign.method.by_name import ByName, UserReward
 from infalign.method.calibration import Array
+from infalign.models.conversion import PACKAGE, locate_model
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch, RewardFunction
 from infalign.rewards.classifier import ClassifierReward, share_passes
-from infalign.rewards.function import weighted_reward
+from infalign.rewards.function import function_reward, weighted_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
+
+AnyReward = Callable[..., Any] | str | Path
+"""A reward function, its spelling ``mine.py:score``, or the folder or hub id of a reward model."""
+
+
+def load_reward(reward: AnyReward) -> RewardFunction:
+    """Return the reward function that is given from Python. Raises ConfigError for one that cannot be loaded."""
+    if isinstance(reward, UserReward | ClassifierReward):
+        return reward
+    if callable(reward):
+        return ByName(reward)
+    spelled = str(reward)
+    if ":" in spelled and not spelled.startswith(PACKAGE) and not Path(spelled).exists():
+        return function_reward(spelled)
+    return ClassifierReward.load(locate_model(spelled), device=Compute().torch_device())
 
 
 @dataclass(frozen=True, slots=True)

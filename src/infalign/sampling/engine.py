@@ -20,6 +20,7 @@ import numpy as np
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import Kind
 from infalign.models.conversations import decode
+from infalign.models.policy import AnyModel
 from infalign.models.pretrained import eos_token_id
 from infalign.models.settings import Compute
 
@@ -128,8 +129,10 @@ class EngineSettings(Kind):
         return True
 
     @abstractmethod
-    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> OpenEngine:
+    def open(self, model: AnyModel, sampling: Sampling, compute: Compute, probe: Prompt) -> OpenEngine:
         """Return a context that gives the engine, ready to draw from the folder or id ``model``.
+
+        Engines that compute here also take one that is loaded, ``(model, tokenizer)``.
 
         Raises ConfigError for a model or server that cannot be sampled from; some engines test this on ``probe``.
         """

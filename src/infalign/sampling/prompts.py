@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.sequences import Lazy, in_blocks, token_lists
 from infalign.core.storage import listed, read_table
 from infalign.data.messages import Message, prompts_of
+from infalign.models.policy import AnyModel
 from infalign.models.settings import Compute
 from infalign.sampling.engine import EngineSettings, OpenEngine, Prompt, Sampling
 from infalign.sampling.rollouts import count_drawn, draw
@@ -28,6 +29,13 @@ class Prompts:
     conversations: Sequence[list[Message]]
     token_ids: Sequence[list[int]]
     columns: list[str]
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Self:
+        """Return the prompts of a table."""
+        conversations = in_blocks(table.num_rows, 64, lambda start: prompts_of(table.slice(start, 64)))
+        columns = listed(table, "columns") if "columns" in table.column_names else ["{}"] * table.num_rows
+        return cls(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]), columns)
 
     def asked(self) -> Lazy[Prompt]:
         """Return the prompts in the form that engines take."""
@@ -46,17 +54,14 @@ class PromptTable:
     def read(self) -> Prompts:
         """Return the prompts."""
         table = read_table(self.path)
-        table = table.take(np.arange(self.start, min(self.first, table.num_rows), self.step))
-        conversations = in_blocks(table.num_rows, 64, lambda start: prompts_of(table.slice(start, 64)))
-        columns = listed(table, "columns") if "columns" in table.column_names else ["{}"] * table.num_rows
-        return Prompts(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]), columns)
+        return Prompts.of(table.take(np.arange(self.start, min(self.first, table.num_rows), self.step)))
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
     """A model, the engine that samples from it, and the maximum length of responses."""
 
-    model: str  # a folder or hub id
+    model: AnyModel
     engine: EngineSettings
     max_new_tokens: int
     compute: Compute

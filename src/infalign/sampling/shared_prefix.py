@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.core.errors import ConfigError, first_line
 from infalign.models.attention import unsupported_layers
-from infalign.models.pretrained import load_policy
+from infalign.models.policy import AnyModel, loaded
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     UNDEFINED_POLICY,
@@ -37,6 +37,10 @@ ALTERNATIVES = (
     "; set `rollout.engine.kind: transformers`, which is slower but supports any causal language model, or serve "
     "it with vLLM and give that server's URL as the engine"
 )
+
+
+class SharedPrefixError(ConfigError):
+    """A model that the fast engine cannot run; what it says ends with `ALTERNATIVES`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -172,7 +176,7 @@ class SharedPrefixBatch:
         check_evaluating(self.model)
         name = type(self.model).__name__
         if odd := unsupported_layers(self.model):
-            raise ConfigError(f"{name} has layers without full attention ({odd}){ALTERNATIVES}")
+            raise SharedPrefixError(f"{name} has layers without full attention ({odd}){ALTERNATIVES}")
         ids = [token % self.model.config.get_text_config(decoder=True).vocab_size for token in range(1, 6)]
         device = self.model.device
         try:
@@ -188,7 +192,7 @@ class SharedPrefixBatch:
                 self._begin([(ids[:2], [Row(2, [], ids[2:3])])])
                 self._forward()
         except Exception as error:  # a model without the attention interface can raise any exception
-            raise ConfigError(f"{name} cannot share a prefix: {first_line(error)}{ALTERNATIVES}") from error
+            raise SharedPrefixError(f"{name} cannot share a prefix: {first_line(error)}{ALTERNATIVES}") from error
         expected, found = torch.stack(plain).float(), self._logits.float()
         self.leave(self.rows)
         if not expected.isfinite().all():
@@ -196,7 +200,8 @@ class SharedPrefixBatch:
         # Not the largest gap: at the edge of a guide's top tokens rounding decides which logits change.
         gap = float((found - expected).abs().quantile(0.98) / (1 + expected.abs().max()))
         if not gap <= torch.finfo(self.model.dtype).eps ** 0.5:
-            raise ConfigError(f"{name} gives other logits with a shared prefix (relative gap {gap:.1e}){ALTERNATIVES}")
+            wrong = f"{name} gives other logits with a shared prefix (relative gap {gap:.1e})"
+            raise SharedPrefixError(f"{wrong}{ALTERNATIVES}")
 
     @contextmanager
     def _attention(self) -> Iterator[None]:
@@ -257,6 +262,6 @@ class Settings(EngineSettings):
     kind: Literal["shared-prefix"] = "shared-prefix"
 
     @contextmanager
-    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
+    def open(self, model: AnyModel, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
-        yield SharedPrefixEngine(*load_policy(model, device=compute.torch_device(), dtype=compute.dtype), sampling)
+        yield SharedPrefixEngine(*loaded(model, compute), sampling)

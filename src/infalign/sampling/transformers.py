@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.core.errors import ConfigError
-from infalign.models.pretrained import load_policy
+from infalign.models.policy import AnyModel, loaded
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
     UNDEFINED_POLICY,
@@ -95,6 +95,6 @@ class Settings(EngineSettings):
     kind: Literal["transformers"] = "transformers"
 
     @contextmanager
-    def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
+    def open(self, model: AnyModel, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
         """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
-        yield TransformersEngine(*load_policy(model, device=compute.torch_device(), dtype=compute.dtype), sampling)
+        yield TransformersEngine(*loaded(model, compute), sampling)

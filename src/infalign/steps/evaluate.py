@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute
 from infalign.pipeline.units import Summary, Unit
+from infalign.policies.evaluate import KL_SAMPLES, stream_seed
 from infalign.report.card import write_card
 from infalign.report.results import FORMAT, read_results, write_results
 from infalign.report.scored_samples import ScoredSamples
@@ -27,8 +27,6 @@ from infalign.sampling.prompts import PromptTable, repeated, rollout_keys
 from infalign.steps.run import DRAWN, READ, Pass, Run
 from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
 from infalign.training.solvers.base import Solver
-
-KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times as many hardly narrow the interval
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -71,8 +69,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
     kl = None if name == "reference" else folder / "kl.parquet"
     base = run.layout.evaluation("reference")
     extent = {"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}}
-    # Each model has its own random stream: common random numbers would make policy and base samples dependent.
-    seed = int.from_bytes(blake2b(f"{run.recipe.seed} {name}".encode(), digest_size=4).digest(), "little")
+    seed = stream_seed(run.recipe.seed, name)
     drawn = Samples(prompts, evaluate.samples, samples)
     measured = replace(drawn, each=min(KL_SAMPLES, evaluate.samples))
     yield Unit(

@@ -13,7 +13,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
 from infalign.models.pretrained import config_of, model_digest
 from infalign.models.settings import is_hub_id
-from infalign.models.tokenizers import load_tokenizer
+from infalign.models.tokenizers import check_same_tokens, load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.recipe.settings import Recipe
 from infalign.report.results import pass_at_k, sample_numbers
@@ -66,14 +66,7 @@ def check_fits(model: str, run: Run) -> None:
 
     sizes = [config_of(path).get_text_config().vocab_size for path in (model, run.reference)]
     ours, theirs = load_tokenizer(run.layout.tokenizer), load_tokenizer(model)
-    known, its = ours.get_vocab(), theirs.get_vocab()
-    if other := sorted(token for token in known.keys() | its.keys() if known.get(token) != its.get(token)):
-        raise ConfigError(
-            f"the tokenizer of {model} differs from the run's: {len(other):,} tokens have other ids or are missing, "
-            f"such as {other[0]!r}; a KL to the reference needs the same tokenizer"
-        )
-    if ours.eos_token_id != theirs.eos_token_id:
-        raise ConfigError(f"{model} ends a response with {theirs.eos_token!r}, but the run with {ours.eos_token!r}")
+    check_same_tokens(theirs, ours, model)
     if sizes[0] != sizes[1]:
         raise ConfigError(
             f"{model} has a vocabulary of {sizes[0]:,} tokens, the reference of {sizes[1]:,}; a KL needs equal "

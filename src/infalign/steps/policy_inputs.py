@@ -13,14 +13,14 @@ from infalign.core.storage import read_table
 from infalign.data.messages import from_cell
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
-from infalign.models.pretrained import add_network_guide, load_policy
+from infalign.models.pretrained import load_policy
 from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.layout import Layout
 from infalign.recipe.stored_laws import read_law
 from infalign.steps.run import Provenance, Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Solver
-from infalign.training.solvers.guide import TRUNKS, Guide, States
+from infalign.training.solvers.guide import TRUNKS, States
 
 
 class Logprobs(NamedTuple):
@@ -73,7 +73,8 @@ class PolicyInputs:
         """Return the reference, with an untrained guide if the policy has one, and the tokenizer of the run."""
         model, _ = load_policy(self.reference, device=device)
         tokenizer, guide = load_tokenizer(self.layout.tokenizer), policy.trained_guide  # it has the chat template
-        return model if guide is None else self._guided(guide, model, tokenizer), tokenizer
+        trunks = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
+        return model if guide is None else guide.beside(model, tokenizer, trunks), tokenizer
 
     def model(self, policy: str, device: str) -> Any:
         """Return the trained model of a policy."""
@@ -114,18 +115,6 @@ class PolicyInputs:
         if not policy.has_objective or (self.drawn_as_trained and not policy.fit.bf16):
             return None
         return Logprobs(policy.data_needs.states, policy.fit.bf16)
-
-    def _guided(self, guide: Guide, reference: Any, tokenizer: Any) -> Any:
-        from infalign.models.guided import GuidedForCausalLM
-
-        if guide.lora is not None:
-            return GuidedForCausalLM.with_lora(reference, **guide.lora.model_dump())
-        if guide.side is not None:
-            side = guide.side.model_dump()
-            return GuidedForCausalLM.with_side_network(reference, **side, top_tokens=guide.top_tokens or 0)
-        of_run = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
-        trunk = of_run.get(guide.trunk, guide.trunk)
-        return add_network_guide(trunk, reference, tokenizer, top_tokens=guide.top_tokens or 0)
 
 
 def _add_column(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:

@@ -122,10 +122,7 @@ def write_logprobs(
 
 def _compute_logprobs(policy: Solver, inputs: PolicyInputs, compute: Compute, on_progress: OnProgress) -> Any:
     """Return log π_ref by a pass over the rollouts, of the whole reference or of what follows its states."""
-    import torch
-
-    from infalign.models.logprobs import BATCH_TOKENS, token_logprobs
-    from infalign.models.packed import can_pack, packed_logprobs
+    from infalign.models.packed import response_logprobs
     from infalign.models.top_layers import starting_from_states
 
     stored = inputs.stored
@@ -140,10 +137,5 @@ def _compute_logprobs(policy: Solver, inputs: PolicyInputs, compute: Compute, on
     def report(done: int, total: int) -> None:
         on_progress(done, total, "log-probabilities of the reference")
 
-    mixed = torch.autocast(compute.torch_device(), torch.bfloat16, enabled=policy.fit.bf16)
     with starting_from_states(model, last) if last else nullcontext():
-        together = can_pack(model)  # told before rounding
-        with mixed:
-            if together:
-                return packed_logprobs(model, prompts, responses, BATCH_TOKENS, stored=states, on_progress=report)
-            return token_logprobs(model, prompts, responses)
+        return response_logprobs(model, prompts, responses, bf16=policy.fit.bf16, stored=states, on_progress=report)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, reward_table, tied_prompts
-from infalign.method.laws import Law, Measure, best_of
+from infalign.method.laws import Law, Measure, best_of, of_rewarded
 from infalign.method.optimum import Objective, Optimal, optimum, pair_of
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
 from infalign.method.roots import find_log_beta
@@ -185,6 +185,7 @@ class WinRateOptimum(StoredOptimum):
         return optimal(self.procedure, kl=kl, beta=self.beta if kl is None else None).law
 
 
+@of_rewarded
 def tilted(
     rewards_PK: ArrayLike,
     shaping: Shaping | Transformation | str,

@@ -108,6 +108,13 @@ class Solver(Kind):
         """The guide that is trained in the place of the model."""
         return None
 
+    def fit_with_rate(self, *, pretrained: bool) -> Fit:
+        """Return its fit with a learning rate: its own, or the default for the weights that it trains."""
+        guide = self.trained_guide
+        adapter = self.fit.lora is not None or (guide is not None and guide.lora is not None)
+        begins_new = guide is not None and guide.side is not None
+        return self.fit.with_learning_rate(pretrained=pretrained and not begins_new, adapter=adapter)
+
     @property
     def reads_reference(self) -> int:
         """How often the reference reads each response that is trained on."""

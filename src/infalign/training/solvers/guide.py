@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from pydantic import Field, model_validator
 
 from infalign.core.settings import Count, Settings
 from infalign.models.conversion import is_gguf
+from infalign.models.pretrained import add_network_guide
 from infalign.models.settings import Adapter
 
 TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
@@ -70,6 +72,18 @@ class Guide(Settings):
         if is_gguf(self.trunk):
             raise ValueError(f"a guide starts from a model folder, not the GGUF file {self.trunk}; convert it first")
         return self
+
+    def beside(self, reference: Any, tokenizer: Any, trunks: Mapping[str, str]) -> Any:
+        """Return the reference with this guide, untrained; ``trunks`` are the folders of the models of a run."""
+        from infalign.models.guided import GuidedForCausalLM
+
+        if self.lora is not None:
+            return GuidedForCausalLM.with_lora(reference, **self.lora.model_dump())
+        if self.side is not None:
+            side = self.side.model_dump()
+            return GuidedForCausalLM.with_side_network(reference, **side, top_tokens=self.top_tokens or 0)
+        trunk = trunks.get(self.trunk, self.trunk)
+        return add_network_guide(trunk, reference, tokenizer, top_tokens=self.top_tokens or 0)
 
     @property
     def states(self) -> States | None:

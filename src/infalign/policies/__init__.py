@@ -1,0 +1,1 @@
+"""Responses of a policy with their rewards, and what they say of it."""

@@ -1,0 +1,169 @@
+"""K responses of a model to each of some prompts: the call, and the value that it returns."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.progress import shown
+from infalign.core.settings import explained
+from infalign.core.storage import listed, read_table, write_table
+from infalign.data.examples import parse_example, to_table
+from infalign.data.messages import prompts_of
+from infalign.models.conversations import prompt_ids
+from infalign.models.policy import AnyModel, Policy, identity, model_name
+from infalign.models.settings import Compute
+from infalign.models.tokenizers import load_tokenizer
+from infalign.sampling.prompts import Prompts, Sampler
+from infalign.sampling.rollouts import read_rollouts, shard_path
+from infalign.sampling.settings import KINDS, Rollout
+from infalign.sampling.shared_prefix import ALTERNATIVES, SharedPrefixError
+
+PROMPTS = "prompts.parquet"  # in a folder of rollouts, beside their shards
+DRAWN_WITH = b"infalign"  # key in its schema: K, the model and the settings, as JSON
+
+AnyPrompts = Iterable[Any]
+"""Texts, conversations (lists of messages), or rows with a column ``prompt``, such as those of a ``Dataset``."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rollouts:
+    """K responses of a model to each of P prompts, as two Arrow tables.
+
+    ``asked`` has of each prompt prompt_id, prompt (messages), columns (the others of its row, as JSON) and token_ids;
+    ``drawn`` of each response, prompt by prompt, prompt_id, index, token_ids, text, finish (``stop`` or ``length``)
+    and logprob, Σ log π_ref, NaN where the engine gives none.
+
+    >>> rollouts = sample(MODEL, ["How are you?", "Where is Oslo?"], k=4, max_new_tokens=8)
+    >>> rollouts.save("rollouts")
+    >>> Rollouts.load("rollouts").texts == rollouts.texts, np.shape(rollouts.texts)
+    (True, (2, 4))
+    """
+
+    asked: pa.Table
+    drawn: pa.Table
+
+    def __repr__(self) -> str:
+        cut_off = listed(self.drawn, "finish").count("length") / self.drawn.num_rows
+        return f"Rollouts({self.asked.num_rows:,} prompts × {self.k} responses, {100 * cut_off:.0f} % cut off)"
+
+    @property
+    def k(self) -> int:
+        """How many responses each prompt has."""
+        return self.drawn.num_rows // self.asked.num_rows
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The prompts."""
+        return Prompts.of(self.asked)
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The texts of the responses, P × K."""
+        texts = listed(self.drawn, "text")
+        return [texts[start : start + self.k] for start in range(0, len(texts), self.k)]
+
+    def save(self, folder: str | Path) -> None:
+        """Write the rollouts into a folder that is new or empty."""
+        check_folder(Path(folder))
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_table(Path(folder) / PROMPTS, self.asked)
+        write_table(shard_path(Path(folder), 0), self.drawn)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Rollouts:
+        """Read what `save`, or `sample` with a ``folder``, wrote. Raises DataError for what is missing or damaged."""
+        asked = read_table(Path(folder) / PROMPTS)
+        k = json.loads(asked.schema.metadata[DRAWN_WITH])["k"]
+        return cls(asked, read_rollouts(Path(folder), listed(asked, "prompt_id"), k))
+
+
+def sample(
+    model: AnyModel,
+    prompts: AnyPrompts,
+    k: int = 32,
+    *,
+    max_new_tokens: int = Rollout().max_new_tokens,
+    seed: int = 0,
+    engine: str | Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+) -> Rollouts:
+    """Draw ``k`` responses to each prompt, at temperature 1 without truncation.
+
+    ``model`` is a folder, a hub id, a loaded transformers model or ``(model, tokenizer)``. ``prompts`` are texts (one
+    turn of the user), lists of messages, or rows with a column ``prompt``, whose other columns reach a reward. A
+    response depends on ``seed``, its prompt and its number alone. ``engine`` is the URL of an OpenAI-compatible server,
+    such as vLLM, or the settings of a recipe's ``rollout.engine``; by default the model draws in this process, with a
+    warning if that is slow. A ``folder`` keeps responses as they come: the same call continues after a stop, and a
+    larger ``k`` or more prompts add to what is there.
+
+    Raises ConfigError for a model that cannot be sampled and a folder with anything else, DataError for a prompt that
+    occurs twice, that the chat template cannot render or that the model has no room for.
+
+    >>> sample(MODEL, [{"prompt": "What is 2 + 2?", "answer": "4"}], k=2, max_new_tokens=8).prompts.columns
+    ['{"answer": "4"}']
+    """
+    if k < 1:
+        raise ConfigError(f"k must be at least 1, found {k}")
+    given = {"kind": "server", "url": engine} if isinstance(engine, str) else engine or {}
+    with explained("sample"):
+        settings = Rollout.model_validate({"engine": given}).engine
+    source: Any = Policy.of(model) if settings.is_local else model_name(model)
+    tokenizer, asked = source.tokenizer if settings.is_local else load_tokenizer(source), read_prompts(prompts)
+    tools = [json.loads(columns).get("tools") for columns in listed(asked, "columns")]
+    ids = prompt_ids(tokenizer, prompts_of(asked), tools)
+    asked = asked.append_column("token_ids", pa.array(ids, pa.list_(pa.int32())))
+    drawn_with: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "engine": given}
+    with nullcontext(folder) if folder is not None else TemporaryDirectory() as place, shown("sample") as report:
+        path = Path(place)
+        if folder is not None:
+            drawn_with["model"] = identity(model)
+            check_folder(path, drawn_with)
+        path.mkdir(parents=True, exist_ok=True)
+        about = json.dumps({"k": k, "drawn_with": drawn_with})
+        write_table(path / PROMPTS, asked.replace_schema_metadata({DRAWN_WITH: about}))
+        sampler = Sampler(source, settings, max_new_tokens, Compute())
+        draw = partial(Sampler.draw, prompts=Prompts.of(asked), k=k, folder=path, seed=seed, on_progress=report)
+        try:
+            draw(sampler)
+        except SharedPrefixError as error:
+            if engine is not None:
+                raise
+            why = str(error).removesuffix(ALTERNATIVES)
+            warnings.warn(f"{why}; responses are drawn with transformers' generate, which is slower", stacklevel=2)
+            draw(replace(sampler, engine=KINDS["transformers"](kind="transformers")))
+        return Rollouts.load(path)
+
+
+def read_prompts(prompts: AnyPrompts) -> pa.Table:
+    """Return prompts as the table `Rollouts.asked`, without token ids. Raises DataError for what is no prompt."""
+    rows = [one if isinstance(one, Mapping) else {"prompt": one} for one in prompts]
+    examples = [parse_example(row, f"prompt {place}") for place, row in enumerate(rows)]
+    if not examples:
+        raise DataError("there are no prompts; give at least one")
+    table = to_table(examples).select(["prompt", "columns"])
+    return table.add_column(0, "prompt_id", pa.array([e.prompt_id for e in examples], pa.string()))
+
+
+def check_folder(folder: Path, drawn_with: Mapping[str, Any] | None = None) -> None:
+    """Raise ConfigError unless a folder is new or empty, or holds rollouts that were ``drawn_with`` the same."""
+    if drawn_with is not None and (folder / PROMPTS).is_file():
+        metadata = read_table(folder / PROMPTS, []).schema.metadata or {}
+        before = json.loads(metadata.get(DRAWN_WITH, b"{}")).get("drawn_with", {})
+        if other := next((name for name, value in drawn_with.items() if before.get(name) != value), None):
+            raise ConfigError(
+                f"{folder} has rollouts with another {other}, {before.get(other)} instead of {drawn_with[other]}; "
+                "choose a new folder"
+            )
+    elif folder.is_file() or (folder.is_dir() and any(not one.name.startswith(".") for one in folder.iterdir())):
+        raise ConfigError(f"{folder} is not an empty folder; choose a new one")

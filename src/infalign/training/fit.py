@@ -1,0 +1,192 @@
+"""The calls that train a policy towards a law: on stored rollouts, or on responses that it draws itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from infalign.core.errors import ConfigError, DataError
+from infalign.core.progress import shown
+from infalign.core.sequences import Lazy
+from infalign.core.settings import explained
+from infalign.core.storage import listed
+from infalign.data.messages import from_cell
+from infalign.method.laws import Law
+from infalign.method.procedures import Served, Standard, parse_procedure
+from infalign.models.conversion import convert, locate_model
+from infalign.models.policy import AnyModel, Policy
+from infalign.models.pretrained import load_policy
+from infalign.models.settings import Compute, Fit
+from infalign.models.tokenizers import load_tokenizer
+from infalign.rewards.sources import AnyReward, load_reward
+from infalign.sampling.prompts import repeated
+from infalign.sampling.sample import AnyPrompts, Rollouts, check_folder, read_prompts
+from infalign.sampling.settings import Rollout
+from infalign.training.output_folder import Job, Target
+from infalign.training.solvers import read_solver
+from infalign.training.solvers.base import RecipeFacts, Solver
+
+STANDARD = Standard()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a call gives a solver, as `solvers.base.Inputs`: ``reference`` is a folder or hub id."""
+
+    reference: str
+    procedure: Served = STANDARD
+    rollouts: Rollouts | None = None
+    fresh: dict[str, Any] = field(default_factory=dict)  # rows, reward and max_new_tokens of on-policy training
+
+    def start(self, policy: Solver, device: str) -> tuple[Any, Any]:
+        """Return the reference, with an untrained guide if the policy has one, and its tokenizer."""
+        model, _ = load_policy(self.reference, device=device)
+        tokenizer, guide = load_tokenizer(self.reference), policy.trained_guide
+        if guide is None:
+            return model, tokenizer
+        return guide.beside(model, tokenizer, {"reference": self.reference}), tokenizer
+
+    def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
+        """Return the rollouts, with the reference's log-probabilities as training computes them."""
+        from infalign.models.packed import response_logprobs
+
+        assert self.rollouts is not None
+        k, prompts = self.rollouts.k, self.rollouts.prompts
+        prompt_ids, asked = repeated(prompts.prompt_ids, k), repeated(prompts.token_ids, k)
+        said = listed(self.rollouts.drawn, "token_ids")
+        model, _ = load_policy(self.reference, device=Compute().torch_device())
+        with shown("reference") as report:
+            found = response_logprobs(model, asked, said, bf16=policy.fit.bf16, on_progress=report)
+        names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob")
+        return Lazy(len(said), lambda i: dict(zip(names, (prompt_ids[i], asked[i], said[i], found[i]), strict=True)))
+
+    def model(self, policy: str, device: str) -> Any:
+        """Raise ConfigError: a call knows no other policies."""
+        raise ConfigError(f"there is no policy {policy} beside the one that is trained; use a recipe")
+
+    def problem(self) -> Any:
+        """Return the prompts and the reward."""
+        from infalign.training.on_policy_trainer import Problem
+
+        return Problem(self.reference, load_tokenizer(self.reference, padding_side="left"), **self.fresh)
+
+
+def fit(
+    model: AnyModel,
+    rollouts: Rollouts,
+    law: Law,
+    *,
+    solver: str = "qrpo",
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> Policy:
+    """Fit a policy to stored rollouts of ``model``, its reference, so that it follows ``law``; nothing is generated.
+
+    ``solver`` and ``settings`` are those of a recipe's policies, such as ``loss`` or ``guide={"lora": {}}``, and of its
+    ``fit``, such as ``epochs``, ``learning_rate`` or ``lora={"rank": 8}``, with the same defaults. The policy is in
+    memory, and with a ``folder``, new or empty, saved there. Prompts whose rewards are NaN are left out.
+
+    Raises ConfigError for a solver that does not read rollouts, DataError for a law of other rollouts and for rewards
+    that do not differ within any prompt.
+
+    >>> rollouts = sample(MODEL, [f"What is {n} + {n}?" for n in range(10)], k=8, max_new_tokens=4)
+    >>> law = tilted(score(lambda responses: [len(set(text)) for text in responses], rollouts), "raw", kl=0.1)
+    >>> fit(MODEL, rollouts, law, epochs=2, learning_rate=1e-3)
+    Policy(LlamaForCausalLM, 8,144 parameters)
+    """
+    seed, chosen = settings.pop("seed", 0), _read(solver, settings, law)
+    if not chosen.has_objective or chosen.data_needs.states is not None:
+        raise ConfigError(
+            f"fit cannot train {chosen.label}: it reads more than rollouts (on-policy solvers: fit_online; distil, "
+            "guide.side, guide.top_tokens and lora.layers: a recipe)"
+        )
+    own, kept = _rewarded(law, (rollouts.asked.num_rows, rollouts.k))
+    some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, rollouts.k)))
+    return _train(model, folder, seed, lambda reference, job: chosen.train(Given(reference, rollouts=some), own, job))
+
+
+def fit_online(
+    model: AnyModel,
+    prompts: AnyPrompts,
+    reward: AnyReward,
+    law: Law,
+    *,
+    solver: str = "rloo",
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> Policy:
+    """Train a policy on its own fresh responses, ranked among the rewards of the law, that of rollouts of ``prompts``.
+
+    As `fit`, with the solvers that draw: their settings too, such as ``generations``, and ``max_new_tokens``; for maxk
+    the ``procedure``. Prompts are as in `sample`, the reward is as in `score`.
+
+    >>> prompts = [f"What is {n} + {n}?" for n in range(8)]
+    >>> def distinct(responses):
+    ...     return [len(set(text)) for text in responses]
+    >>> law = tilted(score(distinct, sample(MODEL, prompts, k=8, max_new_tokens=4)), "exp:10", kl=0.1)
+    >>> fit_online(MODEL, prompts, distinct, law, generations=4, epochs=1, max_new_tokens=4)
+    Policy(LlamaForCausalLM, 8,144 parameters)
+    """
+    longest, served = settings.pop("max_new_tokens", Rollout().max_new_tokens), settings.pop("procedure", "standard")
+    seed, chosen = settings.pop("seed", 0), _read(solver, settings, law, served)
+    if not chosen.responses_per_prompt:
+        raise ConfigError(f"{solver} draws no responses; use fit on stored rollouts")
+    asked = read_prompts(prompts)
+    own, kept = _rewarded(law, (asked.num_rows, np.size(law.rewards_PK[0])))
+    rows = [
+        {"prompt": from_cell(row["prompt"]), "columns": row["columns"], "reference_rewards": sorted(rewards_K)}
+        for row, rewards_K in zip(asked.filter(kept).to_pylist(), own.rewards_PK.tolist(), strict=True)
+    ]
+    fresh = {"rows": rows, "reward": load_reward(reward), "max_new_tokens": longest}
+    given = partial(Given, procedure=parse_procedure(served), fresh=fresh)
+    return _train(model, folder, seed, lambda reference, job: chosen.train(given(reference), own, job))
+
+
+def _read(solver: str, settings: dict[str, Any], law: Law, procedure: str = "standard") -> Solver:
+    """Return a solver with its settings and those of its fit. Raises ConfigError as a recipe does."""
+    of_fit = {name: settings.pop(name) for name in list(settings) if name in Fit.model_fields}
+    strength = {} if settings.keys() & {"kl_budget", "n"} else {"beta": law.paper_beta}
+    with explained(solver):
+        chosen = read_solver(solver=solver, fit=of_fit, **strength, **settings)
+        chosen.check(RecipeFacts(parse_procedure(procedure), np.size(law.rewards_PK[0]), has_reward_model=False))
+    return chosen.model_copy(update={"fit": chosen.fit_with_rate(pretrained=True)})
+
+
+def _rewarded(law: Law, shape: tuple[int, int]) -> tuple[Law, Any]:
+    """Return the law of the prompts that have rewards, and which these are, (P,). Raises DataError as `fit`."""
+    if law.rewards_PK.shape != shape:
+        raise DataError(
+            f"the law is of {law.rewards_PK.shape} rewards, prompts × rollouts, but those given are {shape}; make it "
+            "from their rewards"
+        )
+    kept = ~np.isnan(law.rewards_PK).any(axis=1)
+    own = replace(law, rewards_PK=law.rewards_PK[kept], log_ratios_PK=law.log_ratios_PK[kept])
+    if not (np.ptp(own.rewards_PK, axis=1) > 0).any():
+        raise DataError("no prompt has two different rewards, so there is nothing to learn; use other prompts or more")
+    return own, kept
+
+
+def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callable[[str, Job], object]) -> Policy:
+    """Return the policy that ``train`` makes of the reference, a folder or hub id; a loaded one is written first."""
+    own = None if folder is None else Path(folder).absolute()
+    if own is not None:
+        check_folder(own)
+        own.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=own and own.parent) as temporary, shown("fit") as report:
+        place = Path(temporary)
+        if isinstance(model, str | Path):
+            reference = convert(locate_model(str(model)))
+        else:
+            reference = str(place / "reference")
+            for part in Policy.of(model):
+                part.save_pretrained(reference)
+        target = Target(place / "training", own or place / "policy", seed, Compute(), ())
+        with target.job(report) as job:
+            train(reference, job)
+        return Policy.of(target.model)

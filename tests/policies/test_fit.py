@@ -1,0 +1,167 @@
+"""Policies fitted by calls are those of the trainers on the same rows, and what cannot be learned is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import micro
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from infalign import best_of, evaluate, fit, fit_online, optimum, sample, score, tilted
+from infalign.core.errors import ConfigError, DataError
+from infalign.method.laws import Law
+from infalign.models.policy import Policy
+from infalign.models.settings import Compute, Fit
+from infalign.sampling.sample import Rollouts
+from infalign.training.objectives import Ascent
+from infalign.training.output_folder import Target
+from infalign.training.solvers import read_solver
+
+PROMPTS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
+HOW = {"epochs": 4, "learning_rate": 1e-2, "batch_size": 16}
+
+
+def vowels(responses: list[str]) -> list[float]:
+    """Return the number of vowels, which few responses share."""
+    return [sum(text.count(letter) for letter in "aeiou") + len(set(text)) / 100 for text in responses]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of a tiny random policy."""
+    return micro.write_policy(tmp_path_factory.mktemp("fit") / "policy")
+
+
+@pytest.fixture(scope="module")
+def rollouts(model: str) -> Rollouts:
+    """Return eight responses to each prompt."""
+    return sample(model, PROMPTS, 8, max_new_tokens=6)
+
+
+def weights(policy: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of a policy, or of a model folder."""
+    found = policy[0] if isinstance(policy, tuple) else AutoModelForCausalLM.from_pretrained(policy)
+    return found.state_dict()
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Return whether two models have the same weights, to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_stored_training_is_that_of_the_solver(model: str, rollouts: Rollouts, tmp_path: Path) -> None:
+    """The weights are those of the solver's own training on the rows; a loaded reference stays as it was."""
+    from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
+
+    law = tilted(score(vowels, rollouts), "exp:10", kl=0.5)
+    reference = Policy.of(model)
+    before = {name: weight.clone() for name, weight in weights(reference).items()}
+    policy = fit(reference, rollouts, law, folder=tmp_path / "mine", **HOW)
+    assert equal(weights(reference), before)
+    assert equal(weights(policy), weights(str(tmp_path / "mine")))
+    asked, drawn = rollouts.prompts, rollouts.drawn.to_pylist()
+    rows = [
+        {"prompt_id": row["prompt_id"], "prompt_ids": asked.token_ids[place // 8], "completion_ids": row["token_ids"]}
+        | {"reference_logprob": row["logprob"]}
+        for place, row in enumerate(drawn)
+    ]
+    solver = read_solver(solver="qrpo", kl_budget=0.5)
+    target = Target(tmp_path / "checkpoints", tmp_path / "theirs", 0, Compute(device="cpu"), ())
+    with target.job(lambda *_: None) as job:
+        loss = RolloutRegression(solver.objective(law))  # type: ignore[attr-defined]
+        fit_to_rollouts(loss, Policy.of(model).model, rows, law, Fit(**HOW), job).save(reference.tokenizer)
+    for name, weight in weights(policy).items():
+        torch.testing.assert_close(weight, weights(str(tmp_path / "theirs"))[name], rtol=1e-3, atol=1e-4)
+
+
+def test_fresh_training_ranks_among_the_laws_rewards(model: str, rollouts: Rollouts, tmp_path: Path) -> None:
+    """The weights are those of the on-policy trainer with the law's β, shaping and references; columns arrive."""
+    from infalign.data.messages import from_cell
+    from infalign.models.tokenizers import load_tokenizer
+    from infalign.rewards.sources import load_reward
+    from infalign.training.on_policy_trainer import Problem, fit_on_policy
+
+    def check(responses: list[str], answer: list[str]) -> list[float]:
+        return [len(text) + len(true) for text, true in zip(responses, answer, strict=True)]
+
+    law = tilted(score(check, rollouts), "exp:10", kl=0.5)
+    how = {"epochs": 1, "learning_rate": 1e-2, "batch_size": 16}
+    policy = fit_online(model, PROMPTS, check, law, generations=4, max_new_tokens=6, **how)
+    table = rollouts.asked.to_pylist()
+    rows = [
+        {"prompt": from_cell(row["prompt"]), "columns": row["columns"], "reference_rewards": sorted(own)}
+        for row, own in zip(table, law.rewards_PK.tolist(), strict=True)
+    ]
+    problem = Problem(model, load_tokenizer(model, padding_side="left"), rows, load_reward(check), 6)
+    with Target(tmp_path / "c", tmp_path / "theirs", 0, Compute(device="cpu"), ()).job(lambda *_: None) as job:
+        fit_on_policy(problem, Ascent(law.shaping, law.beta, 4), Fit(**how), job)
+    assert equal(weights(policy), weights(str(tmp_path / "theirs")))
+    assert not equal(weights(policy), weights(model))
+
+
+@pytest.mark.parametrize("form", [{}, {"guide": {"lora": {}}}, {"solver": "resample"}], ids=str)
+def test_a_fitted_policy_gains_where_it_was_trained(model: str, form: dict[str, Any]) -> None:
+    """Of any form and solver: of one token per response, right ones come more often, and the KL is spent."""
+
+    def check(responses: list[str]) -> list[float]:
+        return [float(text[:1] < "N") for text in responses]
+
+    rollouts = sample(model, PROMPTS, 32, max_new_tokens=1)
+    policy = fit(model, rollouts, optimum(score(check, rollouts), "best-of-2", kl=0.2), **(HOW | {"epochs": 8}), **form)
+    found = evaluate(policy, PROMPTS, check, "best-of-2", reference=model, samples=64, max_new_tokens=1)
+    assert found["pass@1, %"]["difference"]["low"] > 0
+    assert 0.02 < found["KL, nats"]["policy"]["mean"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("law", "settings", "said"),
+    [
+        (lambda r: tilted(r[:-1], "raw", kl=0.1), {}, r"the law is of \(11, 8\) rewards.* given are \(12, 8\)"),
+        (lambda r: best_of(np.sign(r), 2), {}, None),
+        (lambda r: tilted(r, "raw", kl=0.1), {"solver": "rloo"}, "fit_online"),
+        (lambda r: tilted(r, "raw", kl=0.1), {"solver": "qrpoo"}, "qrpoo: .*did you mean qrpo"),
+        (lambda r: tilted(r, "raw", kl=0.1), {"epoch": 2}, "qrpo: unknown key `epoch`"),
+        (lambda r: tilted(r, "raw", kl=0.1), {"epochs": -1}, "qrpo: `fit.epochs`"),
+        (lambda r: tilted(r, "raw", kl=0.1), {"guide": {"side": {}}}, "guide.side"),
+        (lambda r: tilted(r, "raw", kl=0.1), {"solver": "bonbon", "n": 16}, "needs rollout.k of at least 16"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(model: str, rollouts: Rollouts, law: Any, settings: Any, said: Any) -> None:
+    """In one sentence that says what was found."""
+    made: Law = law(score(vowels, rollouts))
+    if said is None:
+        made = tilted(np.ones((12, 8)), "raw", beta=1.0)
+        said = "no prompt has two different rewards"
+    with pytest.raises((ConfigError, DataError), match=said):
+        fit(model, rollouts, made, **settings)
+
+
+def test_a_folder_that_is_not_empty_is_kept(model: str, rollouts: Rollouts, tmp_path: Path) -> None:
+    """Nothing is trained into it."""
+    (tmp_path / "thesis.tex").touch()
+    law = optimum(score(lambda responses: [float("a" in text) for text in responses], rollouts), "best-of-2", kl=0.05)
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        fit(model, rollouts, law, folder=tmp_path)
+    with pytest.raises(ConfigError, match="qrpo draws no responses; use fit"):
+        fit_online(model, PROMPTS, vowels, law, solver="qrpo")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("make", [lambda r: tilted(r, "exp:10", kl=0.3), lambda r: best_of(r, 2)])
+def test_prompts_that_the_reward_leaves_out_are_as_if_they_were_not_there(
+    model: str, rollouts: Rollouts, make: Any
+) -> None:
+    """A row of NaN stays one in the law, changes no other, and its prompt is not trained on."""
+    rewards = score(vowels, rollouts)
+    rewards[[0, 5]] = np.nan
+    kept = ~np.isnan(rewards).any(axis=1)
+    law, of_kept = make(rewards), make(rewards[kept])
+    np.testing.assert_array_equal(law.log_ratios_PK[kept], of_kept.log_ratios_PK)
+    assert np.isnan(law.log_ratios_PK[~kept]).all()
+    some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, 8)))
+    assert equal(weights(fit(model, rollouts, law, **HOW)), weights(fit(model, some, of_kept, **HOW)))
+    rewards[1, 0] = np.nan
+    with pytest.raises(DataError, match="rewards must be finite"):
+        make(rewards)
