@@ -10,6 +10,7 @@ Axis letters in array names: ``P`` prompts, ``K`` reference rollouts of a prompt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from infalign.evaluation.group_signal import groups_with_signal
     from infalign.evaluation.measures import measure, paired_differences, pass_at_k, training_worth
     from infalign.evaluation.reward_tables import RewardTable
     from infalign.evaluation.win_rates import win_rates
@@ -52,6 +53,7 @@ __all__ = [
     "calibrate",
     "calibrate_prompts",
     "choose",
+    "groups_with_signal",
     "law_at_kl",
     "measure",
     "optimal",
@@ -81,6 +83,7 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "theory.optimum",
     "theory.choose",
     "evaluation.win_rates",
+    "evaluation.group_signal",
     "rewards.classifier",
     "sampling.calibrated_prompts",
     "steps.whole_run",

@@ -12,8 +12,9 @@ import pyarrow as pa
 from infalign.core.errors import ConfigError
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import prompts_of
-from infalign.method.shapings import parse_shaping
+from infalign.method.optimum import optimum
 from infalign.recipe.data_dependent import reference_rewards
+from infalign.training.solvers.base import StoredOptimum, read_shaping
 from infalign.training.solvers.theory import stored_beta
 
 
@@ -29,9 +30,10 @@ class Launch:
     generations: int = 8
 
 
-def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, list[str]]:
-    """Write ``run``/export/FRAMEWORK/train.parquet; return it and the command that spends ``kl`` nats per response.
+def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, str, list[str]]:
+    """Write ``run``/export/FRAMEWORK/train.parquet; return it, the transformation, and the command.
 
+    The command spends ``kl`` nats per response. ``optimal`` becomes the optimum for the run's procedure on its rewards.
     Raises ConfigError for a transformation that cannot spend the budget on the stored rewards, and for a reference
     whose folder lacks the run's chat template; DataError if the run is not calibrated, or with other models than it
     has now.
@@ -41,7 +43,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     from infalign.steps.status import recorded_recipe
     from infalign.steps.whole_run import check_opened
 
-    shaping = parse_shaping(transform)
+    shaping = read_shaping(transform)
     this = Run.of(recorded_recipe(run))
     policy = this.recipe.policy
     dated = Path(this.reference).is_dir() and prints_date(this.reference)
@@ -60,7 +62,12 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     rows = zip(prompts_of(table), *columns, strict=True)
     write_table(path, pa.Table.from_pylist([adapter.row(*row) | {"columns": row[-1]} for row in rows]))
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
-    beta = stored_beta(shaping, reference_rewards(this.layout), kl) / shaping.scale
+    rewards_PK = reference_rewards(this.layout)
+    if isinstance(shaping, StoredOptimum):
+        best = optimum(rewards_PK, this.recipe.procedure, kl=kl, objective=shaping.objective, smoothed=True).shaping
+        transform, beta = best.spelling, best.beta
+    else:
+        beta = stored_beta(shaping, rewards_PK, kl) / shaping.scale
     launch = Launch(this.reference, str(path), beta, *lengths)
     words: list[str] = adapter.command(launch)
-    return path, words
+    return path, transform, words

@@ -7,6 +7,7 @@ optimum of J − β·KL fulfils q_j ∝ p_j·exp(g_j/β), where g_j = −Σ_{i=j
 reward.
 """
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from scipy.special import logsumexp, xlogy
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, as_rewards, calibrate
-from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
+from infalign.method.procedures import RankProcedure, Served, as_procedure, looks_at_ranks
 
 Objective = Literal["reward", "win-rate"]
 Pair = tuple[float, float]  # the rewards of a failure and of a success
@@ -52,6 +53,22 @@ class Optimal:
     def name(self) -> str:
         """``optimal:best-of-8``."""
         return f"optimal:{self.procedure.name}"
+
+    @property
+    def spelling(self) -> str:
+        """All that it is, for `parse_shaping`: ``optimal:reward:best-of-8:0.04:0.0:1.0``, β before the pair."""
+        return ":".join(["optimal", self.objective, self.procedure.name, *map(repr, (self.beta, *self.pair))])
+
+    @classmethod
+    def parse(cls, spelling: str) -> "Optimal | None":
+        """Return what a ``spelling`` says; None if it is none. Raises ConfigError for an unknown procedure."""
+        if not (found := re.fullmatch(r"optimal:(reward|win-rate):(.+):([^:]+):([^:]+):([^:]+)", spelling)):
+            return None
+        try:
+            beta, low, high = map(float, found.groups()[2:])
+        except ValueError:
+            return None
+        return cls(_by_ranks(found[2]), beta, cast(Objective, found[1]), (low, high))
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return g of the ``rewards``, of any shape, of one prompt with sorted references."""
@@ -99,7 +116,7 @@ class Optimum:
 
 def optimum(
     rewards_PK: ArrayLike | Sequence[ArrayLike],
-    procedure: RankProcedure | str,
+    procedure: Served | str,
     *,
     kl: float | None = None,
     beta: float | None = None,
@@ -121,9 +138,7 @@ def optimum(
     >>> round(float(o.laws_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
     (0.463074, 0.174683)
     """
-    served = as_procedure(procedure)
-    if not looks_at_ranks(served):
-        raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
+    served = _by_ranks(procedure)
     rewards = [as_rewards(row) for row in cast(Sequence[ArrayLike], rewards_PK)]
     if not rewards or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rewards):
         found = f"rows of shape {', '.join(sorted({str(row.shape) for row in rewards}))}" if rewards else "no prompts"
@@ -160,6 +175,13 @@ def optimum(
             stacklevel=1,  # so that it is shown once
         )
     return Optimum(found_beta, spent, largest_kl, value, reference_value, laws_PK, shaped_PK, shaping)
+
+
+def _by_ranks(procedure: Served | str) -> RankProcedure:
+    served = as_procedure(procedure)
+    if not looks_at_ranks(served):
+        raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
+    return served
 
 
 class _Solved(NamedTuple):
