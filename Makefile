@@ -95,10 +95,10 @@ test-frameworks: env $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
 	set -e; for name in $(FRAMEWORKS); do .venv-frameworks/$$name/bin/python -m pytest tests/frameworks/test_$$name.py; done
 	.venv-frameworks/verl/bin/python -m pytest -m ray tests/integrations
 
-.venv-frameworks/%/.complete: pyproject.toml constraints.txt tests/frameworks/%.txt
+.venv-frameworks/%/.complete: tests/frameworks/%.txt
 	$(PYTHON312) -m venv .venv-frameworks/$*
 	.venv-frameworks/$*/bin/python -m pip install --quiet $(TORCH)
-	.venv-frameworks/$*/bin/python -m pip install --quiet --constraint constraints.txt --requirement tests/frameworks/$*.txt
+	.venv-frameworks/$*/bin/python -m pip install --quiet --requirement tests/frameworks/$*.txt
 	.venv-frameworks/$*/bin/python -m pip install --quiet --no-deps $(WITHOUT_PINS_$*)
 	touch $@
 
