@@ -79,26 +79,35 @@ test-faults: env
 tutorials: env
 	$(BIN)/python tests/notebooks.py
 
-# The adapters inside verl's and OpenRLHF's own code, and a real Ray, all on CPU.
-# verl and OpenRLHF want other versions of torch and transformers, but the parts that call a reward run beside ours.
-test-frameworks: .venv-frameworks/.complete
-	.venv-frameworks/bin/pytest -m frameworks tests/integrations
+# Each adapter inside its trainer's own code, on a CPU, each in an environment of its own: their pins conflict with ours, and
+# with one another. Packages whose pins cannot be met there, or that want CUDA, come without what they ask for, and
+# tests/frameworks/NAME.txt lists what the parts that the tests run import. They need Python 3.12.
+PYTHON312 ?= python3.12
+FRAMEWORKS := verl openrlhf skyrl areal tinker verifiers
+WITHOUT_PINS_verl := verl==0.9.1
+WITHOUT_PINS_openrlhf := openrlhf==0.11.2
+WITHOUT_PINS_skyrl := skyrl==0.4.0
+WITHOUT_PINS_areal := areal==1.0.4
+WITHOUT_PINS_tinker := tinker-cookbook==0.6.1
+WITHOUT_PINS_verifiers := verifiers==0.4.0
+test-frameworks: env $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
+	$(BIN)/pytest -m 'slow or not slow' tests/frameworks
+	set -e; for name in $(FRAMEWORKS); do .venv-frameworks/$$name/bin/python -m pytest tests/frameworks/test_$$name.py; done
+	.venv-frameworks/verl/bin/python -m pytest -m ray tests/integrations
 
-.venv-frameworks/.complete: pyproject.toml constraints.txt lock.txt tests/integrations/frameworks.txt
-	$(PYTHON) -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --no-deps --require-hashes --requirement lock.txt
-	.venv-frameworks/bin/python -m pip install --quiet $(TORCH)
-	.venv-frameworks/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	.venv-frameworks/bin/python -m pip install --quiet --constraint constraints.txt -r tests/integrations/frameworks.txt
-	.venv-frameworks/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
+.venv-frameworks/%/.complete: tests/frameworks/%.txt
+	$(PYTHON312) -m venv .venv-frameworks/$*
+	.venv-frameworks/$*/bin/python -m pip install --quiet $(TORCH)
+	.venv-frameworks/$*/bin/python -m pip install --quiet --requirement tests/frameworks/$*.txt
+	.venv-frameworks/$*/bin/python -m pip install --quiet --no-deps $(WITHOUT_PINS_$*)
 	touch $@
 
 # Small logs of the tools that `infalign.integrations.logs` reads, made by the real tools, each in an environment of its own
 # (their pins conflict with ours, and with one another), and the readers' tests on them. CI tests the stored logs.
 LOG_TOOLS := inspect_ai lm_eval verifiers evalplus garak
-test-logs: env .venv-frameworks/.complete $(LOG_TOOLS:%=.venv-logs/%/.complete)
+test-logs: env .venv-frameworks/verl/.complete $(LOG_TOOLS:%=.venv-logs/%/.complete)
 	set -e; for tool in $(LOG_TOOLS); do .venv-logs/$$tool/bin/python tests/logs/$$tool/make.py; done
-	.venv-frameworks/bin/python tests/logs/verl/make.py
+	.venv-frameworks/verl/bin/python tests/logs/verl/make.py
 	$(BIN)/python tests/logs/trl/make.py
 	$(BIN)/pytest tests/integrations/test_logs.py
 	.venv-logs/inspect_ai/bin/pytest tests/integrations/test_logs.py

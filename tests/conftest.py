@@ -14,11 +14,14 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-# Why a test may be skipped, and what makes it run. On a machine that `.ci/run` has prepared only the first six may.
+from infalign.recipe.settings import Recipe
+
+# Why a test may be skipped, and what makes it run. On a machine that `.ci/run` has prepared only the first seven may.
 SKIPS = {
     "the real preference data is absent": "INFALIGN_DATA, the folder with it",
     "reads /proc": "Linux",
     "a process is told of its parent's death by Linux alone": "Linux",
+    "make test-frameworks installs": "make test-frameworks: they pin other packages than lock.txt",
     "inspect_ai is not installed": "make test-logs: it pins other packages than lock.txt",
     "inspect_ai is installed": "make env",
     "mlflow is installed": "make env",
@@ -26,7 +29,7 @@ SKIPS = {
     "needs the extra rlvr": "make rlvr",
     "needs infalign[train]": "make env",
 }
-LISTED = tuple(SKIPS)[: 6 if os.environ.get("INFALIGN_PREPARED") else None]
+LISTED = tuple(SKIPS)[: 7 if os.environ.get("INFALIGN_PREPARED") else None]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # no luck, and no clock on a busy machine
 settings.load_profile("repeatable")
@@ -70,6 +73,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
         if not (folder / "run" / "report.html").exists():
             folder.mkdir(exist_ok=True)
             micro.finish(folder)
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def calibrated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run directory whose prompts are calibrated; its reward is gold."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    recipe = Recipe.model_validate(micro.given(folder / "run", micro.write_policy(folder / "policy")))
+    micro.done(recipe, until="calibrate")
     return folder / "run"
 
 

@@ -10,6 +10,7 @@ Axis letters in array names: ``P`` prompts, ``K`` reference rollouts of a prompt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from infalign.evaluation.group_signal import groups_with_signal
     from infalign.evaluation.measures import measure, paired_differences, pass_at_k, training_worth
     from infalign.evaluation.reward_tables import RewardTable
     from infalign.evaluation.win_rates import win_rates
@@ -63,6 +64,7 @@ __all__ = [
     "evaluate",
     "fit",
     "fit_online",
+    "groups_with_signal",
     "law_at_kl",
     "measure",
     "optimal",
@@ -97,6 +99,7 @@ PUBLIC = (  # the modules that these are looked for in, the light ones first
     "theory.aims",
     "theory.choose",
     "evaluation.win_rates",
+    "evaluation.group_signal",
     "rewards.classifier",
     "sampling.sample",
     "policies.score",

@@ -8,9 +8,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from infalign.method.optimum import optimum
+from infalign.method.shapings import parse_shaping, shape_rollouts
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import read_yaml, write_yaml
 from infalign.recipe.stored_laws import reference_rewards
+from infalign.steps.status import recorded_recipe
 from infalign.theory.aims import tilted
 
 
@@ -30,6 +33,21 @@ def test_trls_data_are_the_calibrated_prompts(main: Any, calibrated_run: Path) -
     stored = reference_rewards(Layout(calibrated_run))  # with ties
     expected = tilted(stored, "exp:10", kl=0.5).beta
     assert float(beta.removeprefix("--beta=")) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_optimum_leaves_the_run_as_a_spelling(main: Any, calibrated_run: Path) -> None:
+    """Trainers read the shaping that the run's stored rewards have, at its β; graded rewards ask for an objective."""
+    code, out, err = main("export", calibrated_run, "--to", "trl", "--transform", "optimal:reward", "--kl", "0.5")
+    assert code == 0, err
+    _, environment, command = map(shlex.split, out.splitlines())
+    stored = reference_rewards(Layout(calibrated_run))
+    best = optimum(stored, recorded_recipe(calibrated_run).procedure, kl=0.5, objective="reward", smoothed=True)
+    shaping = parse_shaping(environment[2].removeprefix("INFALIGN_TRANSFORM="))
+    assert shaping == best.shaping
+    assert shape_rollouts(shaping, stored).tolist() == best.shaped_PK.tolist()
+    assert f"--beta={best.beta:.6g}" in command
+    code, _, err = main("export", calibrated_run, "--to", "trl", "--transform", "optimal", "--kl", "0.5")
+    assert (code, "name the objective" in err) == (2, True)
 
 
 @pytest.mark.parametrize(("template", "lost"), [("plain", "chat template"), (None, "day")])

@@ -33,7 +33,7 @@ from infalign.sampling.rollouts import draw_shard, shard_path
 from infalign.steps.run import Run
 from infalign.world import gold
 
-on_ray = pytest.mark.frameworks
+on_ray = pytest.mark.ray
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 HELD = '''

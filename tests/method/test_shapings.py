@@ -7,6 +7,8 @@ from scipy.stats import entropy
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
+from infalign.method.optimum import Optimal
+from infalign.method.procedures import BestOfN, parse_procedure
 from infalign.method.shapings import (
     LSC,
     PAR,
@@ -88,6 +90,20 @@ def test_a_shaping_refuses_what_calibration_refuses(shaping: Shaping) -> None:
 def test_names_round_trip(name: str) -> None:
     """A name spells a shaping whose name it is."""
     assert parse_shaping(name).name == name
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Optimal(BestOfN(8), 0.1 / 3),
+        Optimal(parse_procedure("0.25*best-of-2+0.75*best-of-8"), 1e-7, "win-rate", (-1.0, 1.0)),
+    ],
+)
+def test_the_spelling_of_an_optimum_is_all_of_it(law: Optimal) -> None:
+    """So it leaves a run as text; what only looks like one is refused."""
+    assert parse_shaping(law.name) == law
+    with pytest.raises(ConfigError, match="infalign export --transform optimal"):
+        parse_shaping(law.name + "x")
 
 
 ALL = r"known: identity, log, exp:T.*raw, raw-prompt, par, lsc:Q"

@@ -35,7 +35,7 @@ def export(
     /,
     *,
     to: Annotated[Literal["trl", "verl", "openrlhf"], Parameter(help="The trainer to export for.")],
-    transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10.")],
+    transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10, or optimal.")],
     kl: Annotated[float, Parameter(help="KL budget, in nats per response.")],
 ) -> None:
     """Write a run's calibrated prompts for another trainer, and print how to start it."""
@@ -44,7 +44,7 @@ def export(
     from infalign.core.display import say
     from infalign.integrations.export import export as exported
 
-    path, command = exported(run, to, transform=transform, kl=kl)
+    path, transform, command = exported(run, to, transform=transform, kl=kl)
     environment = shlex.join(["export", f"INFALIGN_REWARD={run}", f"INFALIGN_TRANSFORM={transform}"])
     text = f"# {path}\n{environment}\n{shlex.join(command)}"
     say(open_console(), text)

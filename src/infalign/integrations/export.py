@@ -12,9 +12,8 @@ import pyarrow as pa
 from infalign.core.errors import ConfigError
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import prompts_of
-from infalign.method.shapings import parse_shaping
 from infalign.recipe.stored_laws import reference_rewards
-from infalign.theory.aims import tilted
+from infalign.training.solvers.base import read_aim
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +28,10 @@ class Launch:
     generations: int = 8
 
 
-def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, list[str]]:
-    """Write ``run``/export/FRAMEWORK/train.parquet; return it and the command that spends ``kl`` nats per response.
+def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, str, list[str]]:
+    """Write ``run``/export/FRAMEWORK/train.parquet; return it, the transformation, and the command.
 
+    The command spends ``kl`` nats per response. ``optimal`` becomes the optimum for the run's procedure on its rewards.
     Raises ConfigError for a transformation that cannot spend the budget on the stored rewards, and for a reference
     whose folder lacks the run's chat template; DataError if the run is not calibrated, or with other models than it
     has now.
@@ -41,7 +41,6 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     from infalign.steps.status import recorded_recipe
     from infalign.steps.whole_run import check_opened
 
-    shaping = parse_shaping(transform)
     this = Run.of(recorded_recipe(run))
     policy = this.recipe.policy
     dated = Path(this.reference).is_dir() and prints_date(this.reference)
@@ -60,7 +59,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     rows = zip(prompts_of(table), *columns, strict=True)
     write_table(path, pa.Table.from_pylist([adapter.row(*row) | {"columns": row[-1]} for row in rows]))
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
-    beta = tilted(reference_rewards(this.layout), shaping, kl=kl).beta
-    launch = Launch(this.reference, str(path), beta, *lengths)
+    law = read_aim(transform).at(this.recipe.procedure, kl, None).law(reference_rewards(this.layout))
+    launch = Launch(this.reference, str(path), law.beta, *lengths)
     words: list[str] = adapter.command(launch)
-    return path, words
+    return path, law.shaping.name, words

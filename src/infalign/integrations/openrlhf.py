@@ -96,4 +96,5 @@ def command(launch: Launch) -> list[str]:
         "rollout.max_new_tokens": launch.max_new_tokens,
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value) if word is not None]
+    words += ["--reward.clip_range", -1000, 1000]  # by default 10, which the optimum for best-of-16 exceeds
     return ["python", "-m", "openrlhf.cli.train_ppo_ray", *map(str, words)]

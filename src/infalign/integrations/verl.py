@@ -5,6 +5,7 @@
 ``columns``, which a reward function may read.
 Estimators that keep Φ are ``rloo`` with ``algorithm.use_kl_in_reward=True``, and ``grpo`` with
 ``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ.
+For group advantages, `register` makes an objective an estimator.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from infalign.data.messages import Message
 from infalign.integrations.environment import calibrated_row, from_environment
+from infalign.integrations.estimators import check_version, estimator
 from infalign.method.by_name import warn_of_column
 
 if TYPE_CHECKING:
@@ -41,6 +43,14 @@ def compute_score(
         if columns.get(name, texts[name]) != texts[name]:
             warn_of_column(name)
     return from_environment().score(messages, solution_str, references, passed | columns | texts)._asdict()
+
+
+def register(objective: str) -> None:
+    """Make ``algorithm.adv_estimator=OBJECTIVE`` known to verl. Raises ConfigError."""
+    from verl.trainer.ppo.core_algos import register_adv_est
+
+    check_version("verl")
+    register_adv_est(objective)(estimator(objective))
 
 
 def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:

@@ -7,11 +7,12 @@ optimum of J − β·KL fulfils q_j ∝ p_j·exp(g_j/β), where g_j = −Σ_{i=j
 reward.
 """
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +22,7 @@ from scipy.special import logsumexp, xlogy
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows, stacked
 from infalign.method.laws import Law, of_rewarded
-from infalign.method.procedures import RankProcedure, as_procedure, looks_at_ranks
+from infalign.method.procedures import RankProcedure, Served, as_procedure, looks_at_ranks
 from infalign.method.roots import find_log_beta
 from infalign.method.shapings import NotByRank
 
@@ -51,8 +52,19 @@ class Optimal(NotByRank):
 
     @property
     def name(self) -> str:
-        """``optimal:best-of-8``."""
-        return f"optimal:{self.procedure.name}"
+        """All that it is: ``optimal:reward:best-of-8:0.04:0.0:1.0``, β before the pair, if there is one."""
+        return ":".join(["optimal", self.objective, self.procedure.name, *map(repr, (self.beta, *(self.pair or ())))])
+
+    @classmethod
+    def parse(cls, name: str) -> "Optimal | None":
+        """Return what has this name; None for another form of one. Raises ConfigError for an unknown procedure."""
+        number = r":([-+.\de]+)"
+        found = re.fullmatch(rf"optimal:(reward|win-rate):(.+?){number}(?:{number}{number})?", name)
+        if found is None:
+            return None
+        objective, procedure, beta, *pair = found.groups()
+        both = None if pair[0] is None else (float(pair[0]), float(pair[1]))
+        return cls(_by_ranks(procedure), float(beta), cast(Objective, objective), both)
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return g of the ``rewards``, of any shape, of one prompt with sorted references."""
@@ -86,7 +98,7 @@ class Optimum(Law):
 @of_rewarded
 def optimum(
     rewards_PK: ArrayLike | Sequence[ArrayLike],
-    procedure: RankProcedure | str,
+    procedure: Served | str,
     *,
     kl: float | None = None,
     beta: float | None = None,
@@ -110,9 +122,7 @@ def optimum(
     >>> round(float(o.probabilities_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
     (0.463074, 0.174683)
     """
-    served = as_procedure(procedure)
-    if not looks_at_ranks(served):
-        raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
+    served = _by_ranks(procedure)
     rewards = reward_rows(rewards_PK)
     if objective not in (None, *(known := get_args(Objective))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
@@ -153,6 +163,13 @@ def pair_of(rewards_PK: Sequence[Array] | Array) -> Pair:
     """Return the two values of rewards that have two, otherwise 0 and 1."""
     values = np.unique(np.concatenate([*rewards_PK]))
     return (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
+
+
+def _by_ranks(procedure: Served | str) -> RankProcedure:
+    served = as_procedure(procedure)
+    if not looks_at_ranks(served):
+        raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
+    return served
 
 
 class _Solved(NamedTuple):

@@ -36,5 +36,5 @@ def read(path: Path, score: str | None, _: Note) -> Iterator[Sample]:
                 text=said[-1] if said else None,
                 error=failed,
                 asked=data.get("prompt") or "",
-                about=data | {"env": env, "task": trace["task"]["type"]},
+                about=data | {"env": env, "task": trace["task"]["type"], "key": trace["task"]["key"]},
             )

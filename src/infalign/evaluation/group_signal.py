@@ -1,0 +1,48 @@
+"""How many groups of on-policy training have a gradient at its start, from stored verdicts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import binom, hypergeom
+
+from infalign.evaluation.extrapolation import RATES
+from infalign.evaluation.intervals import Estimate
+from infalign.evaluation.measures import Measuring
+from infalign.evaluation.reward_tables import Rewards, RewardTable
+from infalign.method.calibration import Array
+from infalign.method.group_advantages import advantages
+
+
+def groups_with_signal(
+    rewards: Rewards, objective: str, sizes: Sequence[int], *, threshold: float | None = None
+) -> list[Estimate]:
+    """Return which share of groups of each of ``sizes`` has an advantage other than 0, a mean over prompts.
+
+    ``rewards`` are 0 or 1, or graded with a ``threshold``, of any number of responses per prompt. For groups of at most
+    as many the share is unbiased; beyond, it is that of pass rates that fit, with limits that hold for all. Raises
+    DataError as `measure`, and for a group that is too small for the ``objective``, which `advantages` names.
+
+    >>> [round(one.mean, 2) for one in groups_with_signal([[0, 0, 0, 1], [0, 1, 1, 1]], "pass@3", [3, 4])]
+    [0.38, 0.5]
+    """
+    (part,) = Measuring(threshold).parts(RewardTable.of(rewards))
+    counts = part.counts(np.arange(part.groups.sizes.size))
+    found = []
+    for size in sizes:
+        has_signal = _has_signal(size, objective)
+        right = np.arange(size + 1)
+        exact = hypergeom.pmf(right, counts.n[:, None], counts.c[:, None], np.minimum(size, counts.n)[:, None])
+        of_rate = has_signal @ binom.pmf(right[:, None], size, RATES)
+        within = (counts.n >= size)[:, None]
+        found.append(
+            counts.estimate((exact * within) @ has_signal, np.tile(of_rate, (counts.sizes.size, 1)), confidence=0.95)
+        )
+    return found
+
+
+def _has_signal(size: int, objective: str) -> Array:
+    """Return 1 where a group with 0, 1, …, ``size`` right responses has an advantage other than 0, else 0."""
+    rewards = np.arange(size) >= size - np.arange(size + 1)[:, None]
+    groups = np.repeat(np.arange(size + 1), size)
+    found = advantages(rewards.ravel().astype(float), groups, objective).reshape(rewards.shape)
+    return np.asarray((np.abs(found) > 1e-12).any(axis=1), float)

@@ -1,0 +1,33 @@
+"""Group advantages for AReaL, which has no hook for estimators: a workflow sees a whole group, so it computes them.
+
+With ``actor.reward_norm`` and ``actor.adv_norm`` unset, AReaL's PPOActor takes them as they are and adds its KL. It
+clips at ``actor.reward_clip``, 20 by default.
+"""
+
+import logging
+from typing import Any
+
+from areal.api import RolloutWorkflow
+from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
+
+from infalign.integrations.estimators import check_version, of_groups
+
+
+class GroupAdvantages(RolloutWorkflow):
+    """A workflow whose episodes are ``group_size`` of another's, with their advantages as rewards.
+
+    AReaL's own groups, ``gconfig.n_samples``, must be of 1. Raises DataError where fewer episodes than the objective
+    needs are left in a group.
+    """
+
+    def __init__(self, workflow: RolloutWorkflow, group_size: int, objective: str) -> None:
+        check_version("areal")
+        self._group = GroupedRolloutWorkflow(workflow, group_size, logging.getLogger(__name__))
+        self._objective = objective
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the tensors of a group, or None if all episodes were rejected."""
+        found: dict[str, Any] | None = await self._group.arun_episode(engine, data)
+        if found is not None:
+            found["rewards"] = of_groups(found["rewards"], [0] * len(found["rewards"]), self._objective)
+        return found

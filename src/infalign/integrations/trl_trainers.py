@@ -1,0 +1,77 @@
+"""TRL's GRPO and RLOO trainers with group advantages: ``GroupGRPOTrainer(…, objective="pass@8")``.
+
+TRL has no hook for advantages. Private in it are ``_calculate_rewards``, which returns the rewards of all processes,
+``_generate_and_score_completions``, which returns what is trained on, and ``_logs``, where advantages are corrected.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from trl import GRPOTrainer, RLOOTrainer
+
+from infalign.core.errors import ConfigError
+from infalign.integrations.estimators import check_version, of_groups
+from infalign.method.group_advantages import advantages
+
+
+class _GroupAdvantages:
+    """What both trainers share."""
+
+    kept: ClassVar[dict[str, Any]]  # settings of which other values would change the objective
+    kl_in_reward: ClassVar[bool]
+    accelerator: Any
+
+    def __init__(self, *given: Any, objective: str, **settings: Any) -> None:
+        advantages([], [], objective)  # is it known?
+        check_version("trl")
+        self._objective = objective
+        super().__init__(*given, **settings)
+        for name, kept in self.kept.items():
+            if (found := getattr(self.args, name)) != kept:  # type: ignore[attr-defined]
+                raise ConfigError(f"{name}={found!r} would change the objective, {objective}; set {name}={kept!r}")
+
+    def _calculate_rewards(self, *given: Any) -> Any:
+        self._reward_BF = super()._calculate_rewards(*given)  # type: ignore[misc]
+        return self._reward_BF
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        if self.model.training:  # type: ignore[attr-defined]
+            found_B = self._advantages(self._objective)
+            if self.kl_in_reward:  # beside the reward, whose advantages TRL has by RLOO
+                found_B += self.accelerator.gather(output["advantages"]) - self._advantages("rloo")
+            output["advantages"] = found_B.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
+            logged = self._logs["advantages"]  # type: ignore[attr-defined]
+            for place, value in enumerate(found_B.tolist(), len(logged) - len(found_B)):
+                logged[place] = value
+        return output
+
+    def _advantages(self, objective: str) -> torch.Tensor:
+        """Return those of the rewards of all processes, (B,): 0 where every reward function returned None."""
+        weights_F = self.reward_weights.to(self._reward_BF.device)  # type: ignore[attr-defined]
+        scored = torch.nonzero(~torch.isnan(self._reward_BF).all(dim=1)).squeeze(1)
+        rewards_B = (self._reward_BF * weights_F).nansum(dim=1)
+        found_B = torch.zeros_like(rewards_B)
+        groups = scored // self.num_generations  # type: ignore[attr-defined]
+        found_B[scored] = of_groups(rewards_B[scored], groups.tolist(), objective)
+        return found_B
+
+
+class GroupGRPOTrainer(_GroupAdvantages, GRPOTrainer):
+    """GRPO with the advantages of ``objective``, neither scaled nor centered; the KL, with weight ``beta``, is a loss.
+
+    Raises ConfigError for settings that change the objective, and DataError for groups that are too small for it.
+    """
+
+    kept: ClassVar = {"mask_truncated_completions": False, "multi_objective_aggregation": "sum_then_normalize"}
+    kl_in_reward = False
+
+
+class GroupRLOOTrainer(_GroupAdvantages, RLOOTrainer):
+    """RLOO with the advantages of ``objective`` and, for the KL in the reward, with weight ``beta``, RLOO's own.
+
+    Raises as `GroupGRPOTrainer`.
+    """
+
+    kept: ClassVar = {"mask_truncated_completions": False, "normalize_advantages": False, "reward_clip_range": None}
+    kl_in_reward = True

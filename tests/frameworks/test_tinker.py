@@ -1,0 +1,48 @@
+"""tinker-cookbook's own code with our group advantages: what its trainer sends to be trained on."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from infalign import advantages
+from infalign.core.errors import DataError
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("tinker_cookbook") is None, reason="make test-frameworks installs tinker-cookbook"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+def group(rewards: list[float]) -> Any:
+    """Return a group of trajectories of one turn, with half of the reward at the turn and half for the group."""
+    from tinker import ModelInput
+    from tinker_cookbook.completers import TokensWithLogprobs
+    from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+
+    def trajectory(reward: float) -> Any:
+        said = TokensWithLogprobs(tokens=[5, 6], maybe_logprobs=[-0.5, -0.25])
+        turn = Transition(ob=ModelInput.from_ints([1, 2]), ac=said, reward=reward / 2, episode_done=True)
+        return Trajectory(transitions=[turn], final_ob=ModelInput.from_ints([]))
+
+    halves = [reward / 2 for reward in rewards]
+    return TrajectoryGroup([trajectory(reward) for reward in rewards], halves, [{}] * len(rewards))
+
+
+def test_the_trainer_sends_our_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its training module finds them under its own name, and its data have them at every token of a response."""
+    from tinker_cookbook.rl import train
+
+    from infalign.integrations.tinker import compute_advantages
+
+    monkeypatch.setattr(train, "compute_advantages", compute_advantages("pass@2"))
+    rewards = [[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0]]
+    groups = [group(row) for row in rewards]
+    found = train.compute_advantages(groups)
+    expected = [advantages(row, [0] * len(row), "pass@2").tolist() for row in rewards]
+    assert [row.tolist() for row in found] == [pytest.approx(row) for row in expected]
+    data, _ = train.assemble_training_data(groups, found)
+    sent = [datum.loss_fn_inputs["advantages"].to_torch().tolist() for datum in data]
+    assert sent == [pytest.approx([0.0, one, one]) for row in expected for one in row]
+    with pytest.raises(DataError, match="pass@2 needs at least 2 responses per group; one group has 1"):
+        train.compute_advantages([group([1.0])])
