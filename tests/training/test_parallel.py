@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from enumerable import Enumerable
-from online_solvers import Method, problem
+from online_solvers import Method, law, problem
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -58,9 +58,9 @@ def trained(name: str, way: str, case: Enumerable, folder: Path) -> dict[str, An
         solver = read_solver(**OFFLINE[name], fit=fit)
         model, tokenizer = load_policy(case.folder)
         rows = case.rollouts(K)
-        law = solver.aim(BestOfN(2)).law(np.array([row["reward"] for row in rows]).reshape(-1, K))
-        loss = RolloutRegression(solver.objective(law))
-        fit_to_rollouts(loss, model, rows, law, fit, job).save(tokenizer)
+        aimed = solver.aim(BestOfN(2)).law(np.array([row["reward"] for row in rows]).reshape(-1, K))
+        loss = RolloutRegression(solver.objective(aimed))
+        fit_to_rollouts(loss, model, rows, aimed, fit, job).save(tokenizer)
     else:
         solver = read_solver(**ONLINE[name], generations=4, fit=fit)
         start, ascent = problem(case), Method(solver, law(Raw(), 0.1), Enumerable.laws, BestOfN(2)).ascent
