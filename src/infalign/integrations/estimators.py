@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TESTED = {  # minor versions that `make test-frameworks` has run
     "trl": ("1.16",),
     "verl": ("0.9",),
-    "skyrl": ("0.3", "0.4"),
+    "skyrl": ("0.4",),
     "areal": ("1.0",),
     "tinker-cookbook": ("0.6",),
 }
