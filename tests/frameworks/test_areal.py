@@ -19,30 +19,37 @@ pytestmark = [
 REWARDS = [0.0, 1.0, 0.0, 1.0]
 
 
+class Replayed:
+    """A workflow whose responses have 1, 2, … tokens and the given rewards."""
+
+    def __init__(self, rewards: list[float]) -> None:
+        self.left = list(enumerate(rewards))
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        """Return the tensors of the next response."""
+        import torch
+
+        place, reward = self.left.pop(0)
+        said = place + 1
+        return {
+            "input_ids": torch.tensor([[1, 2, *range(3, 3 + said)]], dtype=torch.int32),
+            "loss_mask": torch.tensor([[0, 0] + [1] * said], dtype=torch.int32),
+            "logprobs": torch.full((1, 2 + said), -0.5),
+            "versions": torch.zeros((1, 2 + said), dtype=torch.int32),
+            "attention_mask": torch.ones((1, 2 + said), dtype=torch.bool),
+            "rewards": torch.tensor([reward]),
+        }
+
+
 def group(rewards: list[float], size: int) -> Any:
-    """Return the tensors of a group of episodes, of responses of 1, 2, … tokens, by AReaL's own grouping."""
-    import torch
-    from areal.api import RolloutWorkflow
+    """Return the tensors of a group by AReaL's own grouping, its workflow made of what AReaL sends to a worker."""
+    from areal.infra.rpc.serialization import deserialize_value, serialize_value
+    from areal.utils.dynamic_import import import_from_string
 
-    from infalign.integrations.areal import GroupAdvantages
-
-    class Replayed(RolloutWorkflow):
-        def __init__(self) -> None:
-            self.left = list(enumerate(rewards))
-
-        async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
-            place, reward = self.left.pop(0)
-            said = place + 1
-            return {
-                "input_ids": torch.tensor([[1, 2, *range(3, 3 + said)]], dtype=torch.int32),
-                "loss_mask": torch.tensor([[0, 0] + [1] * said], dtype=torch.int32),
-                "logprobs": torch.full((1, 2 + said), -0.5),
-                "versions": torch.zeros((1, 2 + said), dtype=torch.int32),
-                "attention_mask": torch.ones((1, 2 + said), dtype=torch.bool),
-                "rewards": torch.tensor([reward]),
-            }
-
-    return asyncio.run(GroupAdvantages(Replayed(), size, "pass@2").arun_episode(None, {}))
+    kwargs = {"workflow": f"{__name__}.Replayed", "workflow_kwargs": {"rewards": rewards}}
+    sent = deserialize_value(serialize_value(kwargs | {"group_size": size, "objective": "pass@2"}))
+    workflow = import_from_string("infalign.integrations.areal.GroupAdvantages")(**sent)
+    return asyncio.run(workflow.arun_episode(None, {}))
 
 
 def actor(**settings: Any) -> Any:

@@ -58,9 +58,10 @@ def test_the_trainer_gets_our_advantages_and_none_for_padding(trained_on: Any) -
 
 
 def test_what_would_change_the_objective_is_refused(trained_on: Any) -> None:
-    """The KL in the reward, and a group that is too small."""
-    with pytest.raises(ConfigError, match=r"set algorithm\.use_kl_in_reward to False"):
-        trained_on(REWARDS, UIDS, use_kl_in_reward=True)
+    """The KL in the reward, normalized advantages, and a group that is too small."""
+    for name in ("use_kl_in_reward", "advantage_batch_normalize"):
+        with pytest.raises(ConfigError, match=rf"algorithm\.{name} would change the objective, pass@2"):
+            trained_on(REWARDS, UIDS, **{name: True})
     with pytest.raises(DataError, match="pass@2 needs at least 2 responses per group; one group has 1"):
         trained_on(REWARDS[:3], ["a", "a", "b"])
 

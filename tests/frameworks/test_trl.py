@@ -153,6 +153,14 @@ def test_another_version_than_the_tested_one_is_named(monkeypatch: pytest.Monkey
     estimators.check_version.cache_clear()
 
 
+def test_rewards_of_half_precision_are_named() -> None:
+    """The advantages are in float32, of the rewards as they are."""
+    rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.bfloat16), torch.ones(2, 2)
+    with pytest.warns(UserWarning, match=r"the rewards are torch\.bfloat16, in which near rewards become equal"):
+        found, _ = estimators.estimator("pass@2")(rewards, mask, ["a", "a"])
+    assert (found.dtype, found.tolist()) == (torch.float32, [[2.0, 2.0], [0.0, 0.0]])
+
+
 SCRIPT = """
 import json, sys
 from pathlib import Path

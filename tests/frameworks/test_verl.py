@@ -171,7 +171,7 @@ def test_verls_trainer_has_our_advantages_and_none_for_padding() -> None:
 
 def test_what_would_change_verls_objective_is_refused() -> None:
     """The KL in the reward, and a group that is too small."""
-    with pytest.raises(ConfigError, match=r"set algorithm\.use_kl_in_reward to False"):
+    with pytest.raises(ConfigError, match=r"algorithm\.use_kl_in_reward would change the objective, pass@2"):
         of_trainer([0.0, 1.0], ["a", "a"], use_kl_in_reward=True)
     with pytest.raises(DataError, match="pass@2 needs at least 2 responses per group; one group has 1"):
         of_trainer([0.0, 1.0, 1.0], ["a", "a", "b"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from areal.api import RolloutWorkflow
 from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
+from areal.utils.dynamic_import import import_from_string
 
 from infalign.integrations.estimators import check_version, of_groups
 
@@ -16,13 +17,15 @@ from infalign.integrations.estimators import check_version, of_groups
 class GroupAdvantages(RolloutWorkflow):
     """A workflow whose episodes are ``group_size`` of another's, with their advantages as rewards.
 
-    AReaL's own groups, ``gconfig.n_samples``, must be of 1. Raises DataError where fewer episodes than the objective
-    needs are left in a group.
+    AReaL sends the dotted name of a workflow and its arguments to its workers, so the other one is given likewise. Its
+    own groups, ``gconfig.n_samples``, must be of 1. Raises DataError where fewer episodes than the objective needs are
+    left in a group.
     """
 
-    def __init__(self, workflow: RolloutWorkflow, group_size: int, objective: str) -> None:
+    def __init__(self, workflow: str, workflow_kwargs: dict[str, Any], group_size: int, objective: str) -> None:
         check_version("areal")
-        self._group = GroupedRolloutWorkflow(workflow, group_size, logging.getLogger(__name__))
+        one = import_from_string(workflow)(**workflow_kwargs)
+        self._group = GroupedRolloutWorkflow(one, group_size, logging.getLogger(__name__))
         self._objective = objective
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:

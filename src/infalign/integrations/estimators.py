@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TESTED = {  # minor versions that `make test-frameworks` has run
     "trl": ("1.16",),
     "verl": ("0.9",),
-    "skyrl": ("0.3", "0.4"),
+    "skyrl": ("0.4",),
     "areal": ("1.0",),
     "tinker-cookbook": ("0.6",),
 }
@@ -57,14 +57,15 @@ def estimator(objective: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return advantages and returns, both (B, T); ``index`` names the prompt of each row.
 
-        Padding, which both trainers name pad and a number, has 0. Raises ConfigError where the KL is in the reward, and
-        DataError for a prompt with too few responses.
+        Padding, which both trainers name pad and a number, has 0. Raises ConfigError where the KL is in the reward or
+        SkyRL normalizes advantages, and DataError for a prompt with too few responses.
         """
-        if getattr(given.get("config"), "use_kl_in_reward", False):
-            raise ConfigError(
-                f"{objective} cannot tell the reward from the KL in it; set algorithm.use_kl_in_reward to False and "
-                "use_kl_loss to True"
-            )
+        for name in ("use_kl_in_reward", "advantage_batch_normalize"):
+            if getattr(given.get("config"), name, False):
+                raise ConfigError(
+                    f"algorithm.{name} would change the objective, {objective}; set it to False (a KL is possible in "
+                    "the loss: use_kl_loss)"
+                )
         real = [row for row, name in enumerate(index) if not PADDING.fullmatch(str(name))]
         found_B = token_level_rewards.new_zeros(len(index)).float()
         found_B[real] = of_groups(token_level_rewards[real].sum(dim=-1), [str(index[row]) for row in real], objective)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from infalign.data.messages import Message
 from infalign.integrations.environment import calibrated_row, from_environment
-from infalign.integrations.estimators import check_version, estimator
 from infalign.method.by_name import warn_of_column
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ def compute_score(
 def register(objective: str) -> None:
     """Make ``algorithm.adv_estimator=OBJECTIVE`` known to verl. Raises ConfigError."""
     from verl.trainer.ppo.core_algos import register_adv_est
+
+    from infalign.integrations.estimators import check_version, estimator
 
     check_version("verl")
     register_adv_est(objective)(estimator(objective))
