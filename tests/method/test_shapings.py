@@ -101,7 +101,8 @@ def test_names_round_trip(name: str) -> None:
 )
 def test_the_spelling_of_an_optimum_is_all_of_it(law: Optimal) -> None:
     """So it leaves a run as text; what only looks like one is refused."""
-    assert parse_shaping(law.name) == law
+    assert Optimal.parse(law.name) == law
+    assert Optimal.parse(law.name + "x") is None
     with pytest.raises(ConfigError, match="infalign export --transform optimal"):
         parse_shaping(law.name + "x")
 

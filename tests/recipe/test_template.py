@@ -145,7 +145,7 @@ def test_questions_and_a_checker_make_a_recipe_for_pass_at_k(
     recipe, text = load_recipe("recipe.yaml"), Path("recipe.yaml").read_text()
     assert (recipe.evaluate.truth, recipe.judge, recipe.evaluate.max_n) == ("reward", None, 32)
     assert [policy.budget for policy in recipe.policies.values()] == [0.1, 0.1]
-    assert recipe.policies["ordinary"].shaping.name == "raw"
+    assert recipe.policies["ordinary"].transform.name == "raw"
     assert "transform: optimal  " in text
     assert (recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens) == lengths
     assert "pass@k" in text
@@ -157,7 +157,7 @@ def test_a_graded_reward_has_no_pass_at_k(main: Any, questions: Path) -> None:
     assert main("init", "--data", "questions.jsonl", "--reward", "my_checker.py:graded")[0] == 0
     recipe = load_recipe("recipe.yaml")
     assert recipe.evaluate.truth is None
-    assert recipe.policies["aware"].shaping.name.startswith("exp:")
+    assert recipe.policies["aware"].transform.name.startswith("exp:")
 
 
 @pytest.mark.parametrize(

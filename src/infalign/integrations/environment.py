@@ -17,6 +17,7 @@ from typing import Any
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.lines import reject_duplicate_keys
 from infalign.data.messages import Message, from_cell, prompt_id
+from infalign.method.optimum import Optimal
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
 from infalign.models.settings import Compute
@@ -49,7 +50,7 @@ def _loaded() -> CalibratedReward:
 
 def calibrated(source: str, shaping: str) -> CalibratedReward:
     """Return the reward ``source``, as ``INFALIGN_REWARD`` spells it, shaped by ``shaping``. Raises ConfigError."""
-    return CalibratedReward(_reward(source), parse_shaping(shaping))
+    return CalibratedReward(_reward(source), Optimal.parse(shaping) or parse_shaping(shaping))
 
 
 def _reward(source: str) -> RewardFunction:

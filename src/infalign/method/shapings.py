@@ -141,10 +141,6 @@ def parse_shaping(name: str) -> Shaping:
     if name.endswith(".json") or spelled_by(TRANSFORMATIONS, name) is not None:
         return Ranked(parse_transform(name))
     if name.partition(":")[0] == "optimal":
-        from infalign.method.optimum import Optimal
-
-        if optimal := Optimal.parse(name):
-            return optimal
         raise ConfigError(
             "optimal needs the rewards of a run: in a recipe, write transform: optimal, optimal:reward or "
             "optimal:win-rate; for a trainer, what infalign export --transform optimal prints; in Python, use the "
