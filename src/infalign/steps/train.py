@@ -28,6 +28,7 @@ from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.on_policy import OnPolicy
 
 History = list[dict[str, Any]]
+LAST = ("strength", "strength_kl", "gain", "seen_gain", "resumed")  # of the last row of a log, in a record
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
 
 
@@ -131,24 +132,22 @@ def train_policy(
             shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     losses = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
-    last: Summary = {
-        key: history[-1][key] for key in ("overfitted", "resumed", "guide_scale", "guide_kl") if key in history[-1]
-    }
-    return {"beta": beta, "trainer_beta": trainer_beta, **losses, **last, "history": history}
+    last: Summary = {key: history[-1][key] for key in LAST if key in history[-1]}
+    return {"beta": beta, "trainer_beta": trainer_beta, **last, **losses, "history": history}
 
 
 def _train_offline(policy: Offline, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
-    from infalign.training.guide_strength import scale_guide_to_kl
-    from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts, held_out_rollouts
+    from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
+    from infalign.training.strength import choose_strength
 
     tokenizer = load_tokenizer(inputs.layout.tokenizer)  # it has the chat template
     rows, kl = inputs.rows(policy), policy.theory.kl(inputs.procedure, partial(reference_rewards, inputs.layout))
     model = inputs.start(policy, tokenizer, target.compute)
     fitted = fit_to_rollouts(RolloutRegression(policy.objective(beta)), model, rows, policy.fit, job)
-    if policy.guide is not None and kl is not None and is_first():
-        scale = scale_guide_to_kl(fitted.model, held_out_rollouts(rows), kl)
-        fitted.history[-1] |= {"guide_scale": scale.factor, "guide_kl": scale.kl}
+    if is_first():
+        reference, _ = load_policy(inputs.reference, device=target.compute.torch_device())
+        fitted.history[-1] |= choose_strength(fitted, reference, rows, inputs.procedure, kl).summary()
     return fitted.save(tokenizer)
 
 

@@ -26,7 +26,14 @@ from infalign.models.logprobs import completion_logprobs, padded_batch
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import Fit
 from infalign.models.top_layers import starting_from_states
-from infalign.training.common import Fitted, LossTrainer, run_training, trainer_config, with_adapter
+from infalign.training.common import (
+    Fitted,
+    LossTrainer,
+    run_training,
+    starting_weights,
+    trainer_config,
+    with_adapter,
+)
 from infalign.training.output_folder import Job
 from infalign.training.solvers.offline import Objective
 
@@ -41,11 +48,14 @@ VALIDATED = {
     "remove_unused_columns": False,
     "label_names": ["number"],
 }
-HELD_OUT_EVERY = 10  # every tenth prompt is held out to detect overfitting
+HELD_OUT_EVERY = 10  # every tenth prompt is held out, to stop the training and to choose the policy's strength
 PROMPT_EXAMPLES = 8  # examples of one prompt in a batch, which computes the prompt once
 HELD_OUT_EXAMPLES = 256, 1024  # at least and at most, of which the held-out loss is the mean
 HELD_OUT_SHARE = 1 / 16  # and between these, per training example: evaluations take an eighth of the training's time
-SCALING_ROLLOUTS = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
+MEASURED_ROLLOUTS = 8192  # of held-out prompts, at most, on which strengths are measured
+
+Groups = list[tuple[int, Array]]
+"""The rollouts of each prompt: the index of the first, and their rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +90,38 @@ class Distillation:
         return kl_B.mean(), {"kl": kl_B}
 
 
+@dataclass(frozen=True, slots=True)
+class FittedPolicy(Fitted):
+    """A fitted policy, and what those of its weights that a strength scales (`strength`) were at the start."""
+
+    start: dict[str, Tensor]
+
+
 def fit_to_rollouts(
     loss: RolloutRegression | Distillation,
     model: PreTrainedModel,
     rollouts: Sequence[dict[str, Any]],
     settings: Fit,
     job: Job,
-) -> Fitted:
+) -> FittedPolicy:
     """Fit a policy to ``rollouts``.
 
     A rollout has prompt_id, prompt_ids, completion_ids, reference_logprob and reward; those of one prompt are
     consecutive. For a guide that reads the reference's states, or an adapter on the last layers, it may have them as
     ``states``, and as ``teacher_states`` for a teacher's guide (`models.states`). A tenth of the prompts is held out,
     and the checkpoint with the lowest held-out loss is kept; training stops after two evaluations without an
-    improvement. Every epoch makes new examples and pairs. If no checkpoint has a lower held-out loss than the start,
-    the last row of the log has ``overfitted``: by this measure the start is better than the best checkpoint.
+    improvement. Every epoch makes new examples and pairs.
     """
     training, evaluation = _examples(loss.objective, rollouts, settings, job.seed)
     models = (model,) if loss.teacher is None else (model, loss.teacher)
     all_pack = all(map(can_pack, models))
     if not all_pack and (loss.teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention; guides and distillation do not support it")
+    adapted = with_adapter(model, settings, TaskType.CAUSAL_LM)
+    start = starting_weights(adapted)
     trainer = LossTrainer(
         loss.of_batch,
-        model=with_adapter(model, settings, TaskType.CAUSAL_LM),
+        model=adapted,
         args=trainer_config(TrainingArguments, settings, job, **VALIDATED),
         train_dataset=training,
         eval_dataset=evaluation,
@@ -116,22 +134,33 @@ def fit_to_rollouts(
         if settings.lora is not None and settings.lora.layers is not None:
             stack.enter_context(starting_from_states(model, settings.lora.layers))
         fitted = run_training(trainer, job)
-    start, *later = [row["eval_loss"] for row in fitted.history if "eval_loss" in row]
-    if min(later) >= start:
-        fitted.history[-1]["overfitted"] = True
-    return fitted
+    return FittedPolicy(fitted.model, fitted.history, fitted.model_dir, start)
 
 
 def held_out_rollouts(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return about `SCALING_ROLLOUTS` rollouts of the prompts that `fit_to_rollouts` holds out."""
-    held_out = _by_prompt(rollouts)[::HELD_OUT_EVERY]
-    per_prompt = ceil(SCALING_ROLLOUTS / len(held_out))
-    return [rollouts[first + i] for first, rewards in held_out for i in range(min(per_prompt, rewards.size))]
+    """Return all rollouts of prompts that `fit_to_rollouts` holds out, up to `MEASURED_ROLLOUTS`."""
+    return _rollouts_of(rollouts, _split(_by_prompt(rollouts))[0])
 
 
-def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> list[tuple[int, Array]]:
-    """Return the rollouts of each prompt: the index of the first, and their rewards."""
-    groups, first = list[tuple[int, Array]](), 0
+def seen_rollouts(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return as many rollouts of other prompts."""
+    held_out, others = _split(_by_prompt(rollouts))
+    return _rollouts_of(rollouts, others[: len(held_out)])
+
+
+def _rollouts_of(rollouts: Sequence[dict[str, Any]], groups: Groups) -> list[dict[str, Any]]:
+    most = max(2, MEASURED_ROLLOUTS // groups[0][1].size)
+    return [rollouts[first + i] for first, rewards in groups[:most] for i in range(rewards.size)]
+
+
+def _split(groups: Groups) -> tuple[Groups, Groups]:
+    """Return the held-out prompts, at least two, and the others."""
+    every = min(HELD_OUT_EVERY, len(groups) - 1)
+    return groups[::every], [group for i, group in enumerate(groups) if i % every]
+
+
+def _by_prompt(rollouts: Sequence[dict[str, Any]]) -> Groups:
+    groups, first = Groups(), 0
     for _, rows in groupby(rollouts, key=itemgetter("prompt_id")):
         groups.append((first, np.array([row["reward"] for row in rows], float)))
         first += groups[-1][1].size
@@ -142,8 +171,7 @@ def _examples(
     objective: Objective, rollouts: Sequence[dict[str, Any]], settings: Fit, seed: int
 ) -> tuple[Dataset, Dataset]:
     """Return the examples to train on, and some of the held-out ones."""
-    groups = _by_prompt(rollouts)
-    held_out, others = groups[::HELD_OUT_EVERY], [group for i, group in enumerate(groups) if i % HELD_OUT_EVERY]
+    held_out, others = _split(_by_prompt(rollouts))
     rng = np.random.default_rng(seed)
     evaluation = _pass(objective, held_out, rng)
     passes = [_pass(objective, others, rng) for _ in range(ceil(settings.epochs))]
