@@ -11,12 +11,12 @@ from infalign.data.sources import Data
 from infalign.evaluation.settings import Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, RewindAndRepeat, is_extreme, rewinds
 from infalign.models.conversion import locate_model
-from infalign.models.settings import Compute, Fit, Model, PolicyModel
+from infalign.models.settings import Compute, Fit, Lora, Model, PolicyModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
 from infalign.training.solvers.base import RecipeFacts
-from infalign.training.solvers.offline import TRUNKS, Offline
+from infalign.training.solvers.offline import TRUNKS, Guide, Offline
 
 TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
 
@@ -53,7 +53,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _fill_in_choices(self) -> "Recipe":
-        """Give every training a learning rate, and evaluation a rewinding procedure, where the recipe has none."""
+        """Give trainings what `_how_trained` says, and evaluation a rewinding procedure, where the recipe has none."""
         pretrained = self.policy.model is not None
         filled: dict[str, Any] = {"evaluate": self.evaluate.with_rewind(self.procedure)}
         for name, section in self.models.items():
@@ -62,18 +62,21 @@ class Recipe(Settings):
                 fit = section.fit.with_learning_rate(pretrained=not begins_new, adapter=section.fit.lora is not None)
                 filled[name] = section.model_copy(update={"fit": fit})
         filled["policies"] = {
-            name: policy.model_copy(update={"fit": self._fit_with_rate(policy, pretrained)})
+            name: policy.model_copy(update=self._how_trained(policy, pretrained))
             for name, policy in self.policies.items()
         }
         return self.model_copy(update=filled)
 
-    def _fit_with_rate(self, policy: AnySolver, pretrained: bool) -> Fit:
-        guide = policy.guide if isinstance(policy, Offline) else None
-        begins_new = guide is not None and (
-            guide.side is not None or (guide.trunk == "reward" and self.reward.scratch is not None)
-        )
-        adapter = policy.fit.lora is not None or (guide is not None and guide.lora is not None)
-        return policy.fit.with_learning_rate(pretrained=pretrained and not begins_new, adapter=adapter)
+    @staticmethod
+    def _how_trained(policy: AnySolver, pretrained: bool) -> dict[str, Any]:
+        """Return the learning rate that a policy lacks; of an offline one, which finds it, the form if it has none."""
+        if not isinstance(policy, Offline):
+            return {"fit": policy.fit.with_learning_rate(pretrained=pretrained, adapter=policy.fit.lora is not None)}
+        if not policy.model_fields_set.isdisjoint({"fit", "guide"}):
+            return {}
+        if pretrained:
+            return {"fit": Fit(batch_size=64, device_batch_size=8, lora=Lora())}
+        return {"fit": Fit(batch_size=128), "guide": Guide()}
 
     @property
     def rewind(self) -> RewindAndRepeat:

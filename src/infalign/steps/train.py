@@ -13,6 +13,7 @@ from infalign.data.messages import from_cell
 from infalign.method.procedures import rewinds
 from infalign.method.shapings import rank_transform
 from infalign.models.pretrained import TRANSFORMATION, load_policy
+from infalign.models.settings import TRIAL_RATES, TRIAL_SHARE
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.data_dependent import policy_betas, reference_rewards, resolved_policy
@@ -28,7 +29,16 @@ from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.on_policy import OnPolicy
 
 History = list[dict[str, Any]]
-LAST = ("strength", "strength_kl", "gain", "seen_gain", "resumed")  # of the last row of a log, in a record
+LAST = (
+    "strength",
+    "strength_kl",
+    "gain",
+    "seen_gain",
+    "learning_rate_of_fit",
+    "passes",
+    "trials",
+    "resumed",
+)  # of the last row of a log, in a record
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
 
 
@@ -75,15 +85,18 @@ def _passes(run: Run, name: str) -> list[Pass]:
     if isinstance(policy, OnPolicy):
         fit, reward = policy.fit, [run.architecture("reward")] * run.recipe.reward.is_classifier
         return [
-            Pass.over((TRAINED + 2 * READ) * fit.epochs, [reference], prompts, policy.generations),
+            Pass.over((TRAINED + 2 * READ) * fit.passes, [reference], prompts, policy.generations),
             Pass.over(DRAWN, [reference], prompts, policy.responses_per_prompt),
             Pass.over(READ, reward, prompts, policy.responses_per_prompt),
         ]
     reads_reference = bool(trunk) and policy.data_needs.states is None
     frozen = run.networks(policy.teacher) if isinstance(policy, Distil) else [reference] * reads_reference
+    offline = isinstance(policy, Offline)
+    passes = policy.fit.passes_over(prompts.first * k) if offline else policy.fit.passes
+    tried = 1 + len(TRIAL_RATES) * TRIAL_SHARE * (offline and policy.fit.learning_rate is None)
     return [
-        Pass.over(TRAINED * policy.fit.epochs, trunk or [reference], prompts, k),
-        Pass.over(READ * policy.fit.epochs, frozen, prompts, k),
+        Pass.over(TRAINED * passes * tried, trunk or [reference], prompts, k),
+        Pass.over(READ * passes * tried, frozen, prompts, k),
     ]
 
 
@@ -138,13 +151,14 @@ def train_policy(
 
 def _train_offline(policy: Offline, beta: float, inputs: PolicyInputs, target: Target, job: Any) -> History:
     """Train a policy on the stored rollouts, with ``beta`` for the paper's raw Φ, and return the log."""
-    from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
+    from infalign.training.offline_trainer import RolloutRegression
     from infalign.training.strength import choose_strength
+    from infalign.training.tuning import fit_and_tune
 
     tokenizer = load_tokenizer(inputs.layout.tokenizer)  # it has the chat template
     rows, kl = inputs.rows(policy), policy.theory.kl(inputs.procedure, partial(reference_rewards, inputs.layout))
-    model = inputs.start(policy, tokenizer, target.compute)
-    fitted = fit_to_rollouts(RolloutRegression(policy.objective(beta)), model, rows, policy.fit, job)
+    start = partial(inputs.start, policy, tokenizer, target.compute)
+    fitted = fit_and_tune(RolloutRegression(policy.objective(beta)), start, rows, policy.fit, job)
     if is_first():
         reference, _ = load_policy(inputs.reference, device=target.compute.torch_device())
         fitted.history[-1] |= choose_strength(fitted, reference, rows, inputs.procedure, kl).summary()

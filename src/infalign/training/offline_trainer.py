@@ -174,9 +174,9 @@ def _examples(
     held_out, others = _split(_by_prompt(rollouts))
     rng = np.random.default_rng(seed)
     evaluation = _pass(objective, held_out, rng)
-    passes = [_pass(objective, others, rng) for _ in range(ceil(settings.epochs))]
+    passes = [_pass(objective, others, rng) for _ in range(ceil(settings.passes))]
     training = concatenate_datasets(passes)
-    most = max(round(settings.epochs * len(passes[0])), settings.batch_size)
+    most = max(round(settings.passes * len(passes[0])), settings.batch_size)
     training = training.select(range(min(most, len(training))))
     measured = np.clip(HELD_OUT_SHARE * len(training), *HELD_OUT_EXAMPLES)
     return training, evaluation.select(range(min(len(evaluation), round(measured))))
