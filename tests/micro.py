@@ -21,6 +21,7 @@ from infalign.recipe.settings import Recipe
 COMMAND = Path(sys.executable).with_name("infalign")
 SCRATCH = {"vocabulary": 300, "hidden": 16, "layers": 1, "heads": 2, "context": 192}
 FIT = {"batch_size": 32, "max_length": 192}
+GIVEN_FIT = FIT | {"epochs": 1, "learning_rate": 1e-3}  # of an offline policy, which would try others
 GOLD = {"function": "infalign.world:gold"}
 COMPUTE = {"device": "cpu", "threads": 1}
 WORKERS = {"compute": COMPUTE | {"processes": 2}}
@@ -37,8 +38,8 @@ def settings(root: Path) -> dict[str, Any]:
         "gold": GOLD,
         "rollout": {"prompts": 12, "k": 6, "max_new_tokens": 12},
         "policies": {
-            "aware": {"transform": "exp:10", "kl_budget": 1.0, "fit": FIT},
-            "plain": {"kl_budget": 1.0, "fit": FIT},
+            "aware": {"transform": "exp:10", "kl_budget": 1.0, "fit": GIVEN_FIT},
+            "plain": {"kl_budget": 1.0, "fit": GIVEN_FIT},
             "online": {"kl_budget": 0.5, "solver": "rloo", "generations": 4, "fit": FIT | {"batch_size": 24}},
         },
         "evaluate": {"prompts": 6, "samples": 8, "max_n": 4, "rewind": "rewind:0.75:4"},

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.evaluation.kl import rao_blackwell_kl, token_kl
+from infalign.evaluation.kl import kl_from_reference_samples, rao_blackwell_kl, token_kl
 from infalign.models.logprobs import completion_logprobs, length_batches, token_logprobs
 from infalign.models.packed import can_pack
 
@@ -162,9 +162,12 @@ def test_a_model_that_does_not_pack_has_the_same_kl() -> None:
             torch.manual_seed(seed)
             models.append(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=window)).double())
         assert [can_pack(model) for model in models] == [window is None] * 2
-        found.append(rao_blackwell_kl(*models, PROMPTS, COMPLETIONS, batch_tokens=64))
+        of_policy = rao_blackwell_kl(*models, PROMPTS, COMPLETIONS, batch_tokens=64)
+        found.append([of_policy, *kl_from_reference_samples(*models, PROMPTS, COMPLETIONS)])
     np.testing.assert_allclose(*found, atol=1e-12)
-    assert (found[0] > 0.01).all()
+    assert (found[0][0] > 0.01).all()
+    logprobs = [token_logprobs(model, PROMPTS, COMPLETIONS) for model in models]
+    np.testing.assert_allclose(found[0][2], logprobs[0] - logprobs[1], atol=1e-12)
 
 
 def test_half_precision_logits_are_not_rounded_further():

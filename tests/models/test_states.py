@@ -4,6 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import TaskType
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from infalign.core.errors import ConfigError
+from infalign.evaluation.kl import kl_from_reference_samples
 from infalign.models import states
 from infalign.models.guided import GuidedForCausalLM, evenly_spaced_layers
 from infalign.models.packed import PackedBatch, packed_logprobs, packing
@@ -19,7 +21,6 @@ from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import StateFolder, stored_states, write_states
 from infalign.models.top_layers import check_top_layers, count_layers_below, starting_from_states
 from infalign.training.common import with_adapter
-from infalign.training.guide_strength import scale_guide_to_kl
 
 K = 3
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10, 11, 12, 13]]  # one of them twice
@@ -169,12 +170,12 @@ def test_a_disk_that_is_too_small_is_known_before(
     assert not [*(tmp_path / "states").iterdir()]
 
 
-def test_the_strength_of_a_guide_is_found_without_the_model(policy: GuidedForCausalLM, folder: StateFolder) -> None:
+def test_the_kl_of_a_guide_is_found_without_the_model(policy: GuidedForCausalLM, folder: StateFolder) -> None:
     """From what is stored it is that of whole passes; a class of tokens has one log-ratio, so its KL is the tokens'."""
-    rows = [{"prompt_ids": PROMPTS[i // K], "completion_ids": RESPONSES[i]} for i in range(len(RESPONSES))]
-    stored = [row | {"states": states_of} for row, states_of in zip(rows, read(folder), strict=True)]
-    found = []
-    for given in (rows, stored):
-        tried = deepcopy(policy)
-        found.append(scale_guide_to_kl(tried, given, 0.3))
-    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    prompts = [prompt for prompt in PROMPTS for _ in range(K)]
+    whole, stored = (
+        np.array(kl_from_reference_samples(policy, policy.reference, prompts, RESPONSES, given))
+        for given in ((), [*read(folder)])
+    )
+    np.testing.assert_allclose(stored, whole, rtol=1e-3, atol=1e-6)
+    assert (whole[0] > 1e-3).all()

@@ -7,12 +7,14 @@ import micro
 import pytest
 
 from infalign.core.errors import ConfigError
+from infalign.models.settings import Fit, Lora
 from infalign.pipeline.units import Identity, identify
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import dump_recipe, load_recipe, read_yaml
 from infalign.recipe.settings import Recipe
 from infalign.steps import whole_run
 from infalign.steps.run import Run
+from infalign.training.solvers.offline import Guide, Side
 
 RECIPES = [found.path for found in built_in()]
 
@@ -224,12 +226,6 @@ NEW: dict[str, Any] = {"scratch": {}, "fit": {}}
         ({"policy": {"model": "m", "fit": {"learning_rate": 0.1}}}, (0.1, 2e-5, 2e-5)),
         ({"policy": {"model": "m"}, "reward": NEW}, (None, 1e-3, 2e-5)),
         ({"reward": {"model": "m", "fit": {"lora": {}}}}, (1e-3, 2e-4, 1e-3)),
-        ({"policy": {"model": "m"}, "policies": {"aware": {"beta": 1, "guide": {"lora": {}}}}}, (None, 2e-5, 2e-4)),
-        ({"policy": {"model": "m"}, "policies": {"aware": {"beta": 1, "guide": {"side": {}}}}}, (None, 2e-5, 1e-3)),
-        (
-            {"policy": {"model": "m"}, "reward": NEW, "policies": {"aware": {"beta": 1, "guide": {"trunk": "reward"}}}},
-            (None, 1e-3, 1e-3),
-        ),
     ],
 )
 def test_a_learning_rate_that_is_left_open_suits_the_weights(
@@ -237,8 +233,29 @@ def test_a_learning_rate_that_is_left_open_suits_the_weights(
 ) -> None:
     """New weights get the largest, pretrained ones the smallest, an adapter on them one between; it is written down."""
     recipe = Recipe.model_validate(micro.settings(Path("run")) | changes)
-    fits = (recipe.policy.fit, recipe.reward.fit, recipe.policies["aware"].fit)
+    fits = (recipe.policy.fit, recipe.reward.fit, recipe.policies["online"].fit)
     assert tuple(fit and fit.learning_rate for fit in fits) == rates
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "fit", "guide"),
+    [
+        ({"scratch": micro.SCRATCH, "fit": {}}, {}, Fit(batch_size=128), Guide()),
+        ({"model": "m"}, {}, Fit(batch_size=64, device_batch_size=8, lora=Lora()), None),
+        ({"model": "m"}, {"fit": {}}, Fit(), None),
+        ({"model": "m"}, {"guide": {"side": {}}}, Fit(), Guide(side=Side())),
+    ],
+)
+def test_a_form_that_is_left_open_suits_the_model(
+    policy: dict[str, Any], given: dict[str, Any], fit: Fit, guide: Guide | None
+) -> None:
+    """A guide for a model from nothing and an adapter for a pretrained one; rate and length stay open."""
+    changes = {"policy": policy, "policies": {"aware": {"kl_budget": 1.0, **given}}}
+    recipe = Recipe.model_validate(micro.settings(Path("run")) | changes)
+    for read in (recipe, Recipe.model_validate(recipe.model_dump(mode="json"))):
+        aware = read.policies["aware"]
+        assert (aware.fit, aware.guide) == (fit, guide)
+        assert (fit.learning_rate, fit.epochs) == (None, None)
 
 
 @pytest.mark.parametrize(

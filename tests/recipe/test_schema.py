@@ -67,7 +67,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
     _, out, _ = main("recipes", "--explain", "rollout")
     assert [line for line in out.splitlines() if not line.startswith(" ")] == [
         "rollout",
-        *(f"rollout.{name}" for name in ("prompts", "k", "max_new_tokens", "engine")),
+        *(f"rollout.{name}" for name in ("prompts", "minutes", "k", "max_new_tokens", "engine")),
     ]
 
 

@@ -68,23 +68,25 @@ def test_a_first_recipe_runs_as_the_command_says(main: Any, questions: Path, row
 @pytest.mark.parametrize(
     ("policy", "reward", "learned", "rates"),
     [
-        ("scratch", None, "fit", {2e-3, 5e-4, 1e-3}),
-        ("someone/model", None, "head", {2e-4}),
-        ("./model", "my_reward.py:score", "head", {2e-4}),
-        ("./model", "http://127.0.0.1:5000/get_reward", "head", {2e-4}),
-        ("./model", "someone/reward", "head", {2e-4}),
+        ("scratch", None, "fit", {2e-3, 5e-4, None}),
+        ("someone/model", None, "head", {None}),
+        ("./model", "my_reward.py:score", "head", {None}),
+        ("./model", "http://127.0.0.1:5000/get_reward", "head", {None}),
+        ("./model", "someone/reward", "head", {None}),
     ],
 )
-def test_a_model_that_knows_something_is_trained_at_a_tenth_of_the_rate_or_less(
-    main: Any, project: Path, policy: str, reward: str | None, learned: str, rates: set[float]
+def test_only_a_new_model_has_learning_rates_in_its_recipe(
+    main: Any, project: Path, policy: str, reward: str | None, learned: str, rates: set[float | None]
 ) -> None:
-    """All rates are written down; only a model from scratch has those of new networks. The judge learns from pairs."""
+    """Policies find theirs, in the form that suits the model. The judge learns from pairs."""
     words = [] if reward is None else ["--reward", reward]
     assert main("init", "--data", "rows.jsonl", "--policy", policy, *words)[0] == 0
     recipe = load_recipe("recipe.yaml")
     fits = [recipe.policy.fit, recipe.reward.fit, *(policy.fit for policy in recipe.policies.values())]
     assert {fit.learning_rate for fit in fits if fit is not None} == rates
-    assert all("learning_rate" in line for line in Path("recipe.yaml").read_text().splitlines() if " fit:" in line)
+    aware = recipe.policies["aware"]
+    assert (aware.fit.lora is None, aware.guide is None) == (policy == "scratch", policy != "scratch")
+    assert (recipe.rollout.prompts, recipe.rollout.minutes) == (4000, 10)
     assert recipe.judge is not None
     assert getattr(recipe.judge, learned) is not None
 

@@ -57,11 +57,10 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
         ("train-aware", {"history": history(9)}, {"history": history(10)}, "had only 9 optimizer steps"),
         ("sft", {"history": history(99, 1.0, 9.0), "loss": 9.0}, {"loss": 1.0}, "from 1 to 9; lower its fit.learning"),
         ("sft", {"rows": 9, "rows_rendered_otherwise": 3}, {"rows_rendered_otherwise": 0}, "renders 3 of 9 responses"),
-        ("train-aware", {"overfitted": True}, {"overfitted": False}, "lower its fit.learning_rate"),
         ("reward", {"test_accuracy": {"low": 0.5}}, {"test_accuracy": {"low": 0.51}}, "better than chance; .*pairs"),
         ("data", {"with_tools": 3}, {"with_tools": 0}, "3 rows with tools; .* use a reward function"),
         ("calibrate", {"prompts": 8, "degenerate_prompts": 5}, {"degenerate_prompts": 4}, "5 of 8 .* raise rollout.k"),
-        ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the budget of 1; raise .*epochs"),
+        ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the budget of 1; raise rollout.prompts"),
         (
             "evaluate.train-online",
             {"kl": 0.56},
@@ -84,7 +83,11 @@ def test_a_bad_number_is_said_with_its_cure(
     ("unit", "summary", "words"),
     [
         ("calibrate", {"prompts": 8, "degenerate_prompts": 8}, "calibrate: .* the same reward, .* use a reward that"),
-        ("evaluate-aware", {"kl": 0.0}, "evaluate-aware: the KL is exactly 0, .* raise its fit.epochs, or lower"),
+        (
+            "evaluate-online",
+            {"kl": 0.0},
+            "evaluate-online: the KL is exactly 0, .* raise its fit.epochs or fit.learning",
+        ),
     ],
 )
 def test_what_is_worthless_is_an_error_unless_allowed(
@@ -114,19 +117,13 @@ def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
 @pytest.mark.parametrize(
     ("unit", "summary", "words"),
     [
-        ("evaluate-guided", {"kl": 0.85}, "85.0% of the budget of 1; raise rollout.prompts: a tenth of"),
+        (
+            "evaluate-guided",
+            {"kl": 0.85},
+            "85.0% of the budget of 1; raise rollout.prompts: a tenth of them sets its strength",
+        ),
         ("evaluate-student", {"kl": 0.85}, "raise its fit.epochs or fit.learning_rate, if guided spends its own"),
         ("evaluate-online", {"kl": 0.44}, "88.0% of the budget of 0.5; raise its fit.epochs or fit.learning_rate"),
-        (
-            "train-guided",
-            {"guide_kl": 0.3, "guide_scale": 4.0},
-            "0.3 nats of 1 at 4 times its trained strength, the most .*; raise",
-        ),
-        (
-            "train-guided",
-            {"guide_kl": 1.2, "guide_scale": 0.25},
-            "at 0.25 times its trained strength, the least .*; lower",
-        ),
     ],
 )
 def test_who_misses_the_budget_is_told_its_own_knob(
@@ -142,8 +139,34 @@ def test_who_misses_the_budget_is_told_its_own_knob(
     (found,) = findings(recipe, record(unit, summary))
     assert re.search(words, found.said)
     policy = recipe.policies[unit.partition("-")[2]]
-    near = {"kl": 0.92 * policy.budget} if "kl" in summary else {"guide_kl": 0.92}
-    assert findings(recipe, record(unit, summary | near)) == []
+    assert findings(recipe, record(unit, {"kl": 0.92 * policy.budget})) == []
+
+
+@pytest.mark.parametrize(
+    ("learned", "words"),
+    [
+        ({}, "do not tell its gain, so the reference is kept; lower its fit.learning_rate"),
+        (
+            {"gain": [-0.01, 0.002, 0.014], "seen_gain": [0.02, 0.04, 0.06]},
+            r"\+0.2 points of best-of-4 \(−1.0 to \+1.4",
+        ),
+        ({"gain": [-0.02, -0.01, 0.0], "seen_gain": [0.02, 0.04, 0.06]}, r"; raise rollout.prompts \(12\)$"),
+        (
+            {"gain": [-0.02, -0.01, 0.0], "seen_gain": [-0.02, 0.0, 0.02]},
+            "on those that it saw either: give it a guide",
+        ),
+    ],
+)
+def test_who_keeps_the_reference_is_told_once_what_would_help_most(
+    recipe: Recipe, learned: dict[str, list[float]], words: str
+) -> None:
+    """More prompts where the policy gains on those that it saw, otherwise more of a model; nothing where it gains."""
+    gains = {name: dict(zip(("low", "mean", "high"), ends, strict=True)) for name, ends in learned.items()}
+    (found,) = findings(recipe, record("train-aware", {"strength": 0.0, "strength_kl": 0.0, **gains}))
+    assert re.search(words, found.said)
+    assert not found.worthless
+    assert findings(recipe, record("train-aware", {"strength": 0.5, "strength_kl": 0.9, **gains})) == []
+    assert findings(recipe, record("evaluate-aware", {"kl": 0})) == []
 
 
 def test_fewer_prompts_than_asked_for_are_said(recipe: Recipe) -> None:

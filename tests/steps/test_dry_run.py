@@ -25,13 +25,22 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.pipeline.records import FORMAT, record_path
 from infalign.pipeline.units import Unit, identify
+from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.sampling.prompts import PromptTable
 from infalign.steps.data import make_tokenizer, prepare_data
 from infalign.steps.dry_run import print_plan
 from infalign.steps.run import READ, TRAINED, Pass, Run
-from infalign.steps.time_estimate import SAMPLED_ROWS, Counts, UnknownSizeError, count, parameters_of, read_sample
-from infalign.steps.whole_run import units
+from infalign.steps.time_estimate import (
+    SAMPLED_ROWS,
+    Counts,
+    UnknownSizeError,
+    count,
+    parameters_of,
+    read_sample,
+    within_minutes,
+)
+from infalign.steps.whole_run import units, write_recipe
 
 SCRATCH = Scratch(**micro.SCRATCH)
 ROWS = {"demonstrations": 90, "reward_pairs": 40, "judge_pairs": 40, "test_pairs": 9}
@@ -267,3 +276,29 @@ def test_no_recipe_asks_for_what_no_machine_has(tmp_path: Path, section: str, ke
     (settings[section] if section == "compute" else settings[section]["fit"])[key] = value
     with pytest.raises(ValidationError, match="less than or equal to"):
         Recipe.model_validate(settings)
+
+
+def test_as_many_prompts_as_have_their_rollouts_in_time(tmp_path: Path) -> None:
+    """`auto` is 4,000 within ten minutes and the data; what a run directory has recorded is kept, for these minutes."""
+
+    def prompts(model: str = "", **rollout: Any) -> int:
+        settings = micro.settings(tmp_path / "run")
+        settings["policy"] = {"model": model} if model else settings["policy"]
+        settings["data"]["sources"] = [{"world": 2000}]
+        settings["rollout"] |= rollout
+        recipe = within_minutes(Recipe.model_validate(settings))
+        tmp_path.joinpath("run").mkdir(exist_ok=True)
+        write_recipe(recipe, tmp_path / "run")
+        return recipe.rollout.prompts
+
+    assert prompts(prompts=30) == 30
+    everything = prompts(prompts="auto", minutes=1e6)
+    assert 500 < everything < 2000
+    assert prompts(prompts="auto", minutes=1e-9) == 20
+    some = prompts(prompts="auto", minutes=1e-3)
+    assert 20 < some < everything
+    write_recipe(load_recipe(tmp_path / "run" / "recipe.yaml", ["rollout.prompts=77"]), tmp_path / "run")
+    assert prompts(prompts="auto", minutes=1e-3) == 77
+    assert prompts(prompts=50, minutes=1e-3) == 50
+    with pytest.raises(ConfigError, match=r"rollout.minutes needs the size of nameless, .*; leave it out"):
+        prompts(prompts="auto", minutes=1.0, model="nameless")

@@ -16,19 +16,19 @@ from safetensors.torch import load_file
 from infalign.core.progress import OnProgress
 from infalign.data.examples import Example
 from infalign.data.messages import Message, reply
-from infalign.method.procedures import BestOfN
+from infalign.method.procedures import BestOfN, Standard
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.theory.aims import tilted
 from infalign.training.checkpoints import find_complete_checkpoint, seal
 from infalign.training.common import save_model, training_order
-from infalign.training.guide_strength import scale_guide_to_kl
-from infalign.training.offline_trainer import Distillation, RolloutRegression, fit_to_rollouts, held_out_rollouts
+from infalign.training.offline_trainer import Distillation, RolloutRegression, fit_to_rollouts
 from infalign.training.on_policy_trainer import Problem, fit_on_policy
 from infalign.training.output_folder import Job
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.qrpo import qrpo, squared
+from infalign.training.strength import choose_strength
 from infalign.training.supervised import demonstrations, fine_tune, fit_reward_model
 
 SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
@@ -100,7 +100,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         loss = Distillation(guided, solver) if name == "distil" else RolloutRegression(solver)
         fitted = fit_to_rollouts(loss, guided if name == "guided" else model, rows, law, fit, job(folder, report))
         if name == "guided":
-            scale_guide_to_kl(fitted.model, held_out_rollouts(rows), 0.3)
+            choose_strength(fitted, model, rows, law, Standard())
         return fitted.save(tokenizer)
 
     def online(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
@@ -251,14 +251,6 @@ def overshooting(case: Enumerable, folder: Path, report: OnProgress, epochs: flo
     fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), enumerable.job_in(folder, report, seed=1)
     loss, (model, tokenizer) = RolloutRegression(qrpo(squared)), load_policy(case.folder)
     return fit_to_rollouts(loss, model, case.rollouts(16), case.law(16, "identity", 0.3), fit, job).save(tokenizer)
-
-
-def test_a_fit_that_never_beats_the_reference_says_so(case: Enumerable, tmp_path: Path) -> None:
-    """The last row of the log tells that the best checkpoint has a larger held-out loss than the reference."""
-    history = overshooting(case, tmp_path, quiet)
-    start, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
-    assert min(later) > start
-    assert history[-1]["overfitted"] is True
 
 
 def test_a_resumed_fit_stops_as_early(case: Enumerable, tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ BaseName = Annotated[str | None, Parameter(help="How the base policy is served, 
 def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
     """Return the recipe with the changes of ``--set`` and ``--skip-invalid``."""
     from infalign.recipe.reading import load_recipe
+    from infalign.steps.time_estimate import within_minutes
 
-    return load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid])
+    return within_minutes(load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid]))
 
 
 def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,21 @@ import numpy as np
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.memory import at_once
 from infalign.method.calibration import Array
-from infalign.models.logprobs import BATCH_TOKENS, IGNORED, TokenIds, evaluating, padded_batches, scored_logits
+from infalign.models.logprobs import (
+    BATCH_TOKENS,
+    FEW_TOKENS,
+    IGNORED,
+    TokenIds,
+    evaluating,
+    padded_batches,
+    scored_logits,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+
+    from infalign.models.packed import StoredStates
 
     Part = tuple[Sequence[int], Tensor, Tensor, Tensor]
 
@@ -57,18 +68,61 @@ def rao_blackwell_kl(
     return found
 
 
+def kl_from_reference_samples(
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    prompt_ids: TokenIds,
+    completion_ids: TokenIds,
+    stored: Sequence[StoredStates] = (),
+) -> tuple[Array, Array]:
+    """Estimate KL(policy ‖ reference) from completions sampled from the *reference*, one estimate per sequence.
+
+    It is Σ_t e^{h_<t}·KL_t, where KL_t is exact over the vocabulary and e^{h_<t} the importance weight of the tokens
+    before: unbiased. The second array is the log-ratio h of each whole sequence. ``stored`` has the reference's states
+    at each completion for a guide that reads them (`PackedBatch.pack`); the reference is then not run.
+    """
+    from infalign.models.packed import can_pack
+
+    kl, h = np.zeros((2, len(prompt_ids)))
+    with evaluating(policy), evaluating(reference):
+        batches = partial(_packed, stored=stored) if can_pack(policy) and can_pack(reference) else _padded
+        for rows, parts in batches(policy, reference, prompt_ids, completion_ids, FEW_TOKENS):
+            found = [
+                (np.asarray(rows)[row_of], token_kl(own, base, drawn), _log_ratio(own, base, drawn))
+                for row_of, own, base, drawn in parts
+            ]
+            of, kl_t, h_t = map(np.concatenate, zip(*found, strict=True))
+            before, begins = h_t.cumsum() - h_t, np.flatnonzero(np.diff(of, prepend=-1))
+            before -= np.repeat(before[begins], np.diff(begins, append=of.size))
+            np.add.at(kl, of, np.exp(before) * kl_t)
+            np.add.at(h, of, h_t)
+    return kl, h
+
+
+def _log_ratio(own: Tensor, base: Tensor, drawn: Tensor) -> Array:
+    """Return log π/π_ref of the tokens that were drawn, (T,)."""
+    logprobs = (logits.double().log_softmax(-1).gather(-1, drawn[:, None])[:, 0] for logits in (own, base))
+    found: Array = (next(logprobs) - next(logprobs)).cpu().numpy()
+    return found
+
+
 def _packed(
-    policy: Any, reference: Any, prompt_ids: TokenIds, completion_ids: TokenIds, batch_tokens: int
+    policy: Any,
+    reference: Any,
+    prompt_ids: TokenIds,
+    completion_ids: TokenIds,
+    batch_tokens: int,
+    stored: Sequence[StoredStates] = (),
 ) -> Iterator[tuple[Sequence[int], Iterator[Part]]]:
     """Yield the rows of each batch; and for some tokens after the other which of these they belong to, and logits."""
     from infalign.models.guided import GuidedForCausalLM
     from infalign.models.packed import packed_batches, packing
 
-    is_guide = isinstance(policy, GuidedForCausalLM) and policy.is_beside(reference)
+    is_guide = isinstance(policy, GuidedForCausalLM) and (bool(stored) or policy.is_beside(reference))
     with packing(policy), packing(reference):
-        for part, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, policy):
+        for part, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, policy, stored=stored):
             if is_guide:  # one pass through the reference, and one log-ratio for each of its classes of tokens
-                packed = policy.read_once(batch)
+                packed = batch if stored else policy.read_once(batch)
                 base = policy.reference_logits(packed)
             else:
                 packed, base = batch, batch.logits_in_parts(reference)

@@ -15,7 +15,7 @@ from scipy.special import kl_div
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, as_rewards, reward_table, stacked, tied_prompts
-from infalign.method.procedures import BestOfN
+from infalign.method.procedures import BestOfN, RankProcedure, Standard
 from infalign.method.shapings import Shaping, shape_rollouts
 from infalign.method.transforms import Log
 
@@ -48,6 +48,11 @@ class Law:
                 f"a law needs a log-ratio for each reward, found shapes {np.shape(self.log_ratios_PK)} and "
                 f"{np.shape(self.rewards_PK)}"
             )
+
+    @property
+    def procedure(self) -> RankProcedure:
+        """What is to serve the policy, as far as the law knows: one sample."""
+        return Standard()
 
     @property
     def paper_beta(self) -> float:

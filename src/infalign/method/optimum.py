@@ -93,6 +93,12 @@ class Optimum(Law):
     largest_kl: float
     value: float
     reference_value: float
+    shaping: Optimal
+
+    @property
+    def procedure(self) -> RankProcedure:
+        """The procedure that it is the optimum for."""
+        return self.shaping.procedure
 
 
 @of_rewarded

@@ -11,6 +11,9 @@ from infalign.core.errors import ConfigError
 from infalign.core.settings import Count, Positive, Settings
 
 NEW_WEIGHTS_RATE, PRETRAINED_RATE, ADAPTER_RATE = 1e-3, 2e-5, 2e-4  # the last two keep what a pretrained model knows
+TRIAL_RATES = (0.3, 1.0, 3.0)  # learning rates that are tried, of the usual one
+TRIAL_SHARE = 0.25  # of the passes, for each of them
+SEEN_ROWS, MOST_PASSES = 100_000, 4.0  # fewer rows are seen again, so many times at most
 
 ANY_MODEL = "a folder, GGUF file, `package:NAME` of an installed package with either, or hub id"
 
@@ -59,13 +62,17 @@ class Lora(Adapter):
 class Fit(Settings):
     """How a model is trained."""
 
-    epochs: Annotated[float, Field(gt=0, le=10_000)] = Field(1.0, description="passes over the rows; may be a fraction")
+    epochs: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        None,
+        description="passes over the rows; may be a fraction; default 1, or for an offline policy until the held-out "
+        f"loss stops falling, in up to {MOST_PASSES:g} passes over few rows",
+    )
     batch_size: Count = Field(32, description="sequences (or pairs) per optimizer step")
     device_batch_size: Count | None = Field(None, description="sequences processed at once on the device; default: all")
     learning_rate: Positive | None = Field(
         None,
         description=f"after warm-up, falling to 0; default {NEW_WEIGHTS_RATE:g} for new weights, {PRETRAINED_RATE:g} "
-        f"for pretrained ones, {ADAPTER_RATE:g} for an adapter on them",
+        f"for pretrained ones, {ADAPTER_RATE:g} for an adapter on them; an offline policy tries three",
     )
     max_length: Count = Field(512, description="longer rows are dropped and counted")
     bf16: bool = Field(False, description="mixed precision, on a GPU or CPU that supports it")
@@ -80,6 +87,15 @@ class Fit(Settings):
             return self
         rate = (ADAPTER_RATE if adapter else PRETRAINED_RATE) if pretrained else NEW_WEIGHTS_RATE
         return self.model_copy(update={"learning_rate": rate})
+
+    @property
+    def passes(self) -> float:
+        """Passes over the rows."""
+        return 1.0 if self.epochs is None else self.epochs
+
+    def passes_over(self, rollouts: float) -> float:
+        """Return the most passes over so many rollouts of an offline policy, whose length is found."""
+        return min(max(1.0, SEEN_ROWS / rollouts), MOST_PASSES) if self.epochs is None else self.epochs
 
     @model_validator(mode="after")
     def _whole_accumulation(self) -> "Fit":

@@ -11,7 +11,7 @@ from infalign.data.sources import Data
 from infalign.evaluation.settings import Evaluate, ProcedureSetting
 from infalign.method.procedures import BestOfN, RewindAndRepeat, is_extreme, rewinds
 from infalign.models.conversion import locate_model
-from infalign.models.settings import Compute, Fit, Model, PolicyModel
+from infalign.models.settings import Compute, Model, PolicyModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
@@ -53,7 +53,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _fill_in_choices(self) -> "Recipe":
-        """Give every training a learning rate, and evaluation a rewinding procedure, where the recipe has none."""
+        """Give trainings the usual fit, and evaluation a rewinding procedure, where the recipe has none."""
         pretrained = self.policy.model is not None
         filled: dict[str, Any] = {"evaluate": self.evaluate.with_rewind(self.procedure)}
         for name, section in self.models.items():
@@ -62,15 +62,9 @@ class Recipe(Settings):
                 fit = section.fit.with_learning_rate(pretrained=not begins_new, adapter=section.fit.lora is not None)
                 filled[name] = section.model_copy(update={"fit": fit})
         filled["policies"] = {
-            name: policy.model_copy(update={"fit": self._fit_with_rate(policy, pretrained)})
-            for name, policy in self.policies.items()
+            name: policy.with_usual_fit(pretrained=pretrained) for name, policy in self.policies.items()
         }
         return self.model_copy(update=filled)
-
-    def _fit_with_rate(self, policy: AnySolver, pretrained: bool) -> Fit:
-        guide = policy.trained_guide
-        begins_new = guide is not None and guide.trunk == "reward" and self.reward.scratch is not None
-        return policy.fit_with_rate(pretrained=pretrained and not begins_new)
 
     @property
     def rewind(self) -> RewindAndRepeat:

@@ -38,12 +38,12 @@ def findings(recipe: Recipe, record: Record) -> list[Finding]:
     unit, summary = unit_name(record), record["summary"]
     if record["kind"] == "results":
         return [Finding(unit, said) for said in _of_judges(recipe)]
-    worthless = [Finding(unit, said, worthless=True) for said in _worthless(summary)]
+    worthless = [Finding(unit, said, worthless=True) for said in _worthless(recipe, record)]
     others = (
         *_of_data(recipe, summary),
         *_of_training(summary),
         *_of_rewards(summary),
-        *_of_guide(recipe, record),
+        *_of_strength(recipe, summary),
         *_of_kl(recipe, record),
         *_of_gold(recipe, record),
     )
@@ -85,17 +85,17 @@ def check_worth(recipe: Recipe, found: Iterable[Finding]) -> None:
             raise InfalignError(f"{finding.unit}: {finding.said}; to continue anyway, --set allow_worthless=true")
 
 
-def _worthless(summary: Summary) -> Iterator[str]:
+def _worthless(recipe: Recipe, record: Record) -> Iterator[str]:
+    summary, policy = record["summary"], recipe.policies.get(record["subject"])
     if summary.get("degenerate_prompts", 0) == summary.get("prompts"):
         yield (
             "all rollouts of each prompt have the same reward, so there is nothing to learn; use a reward that "
             "distinguishes responses"
         )
-    if summary.get("kl") == 0:
-        yield (
-            "the KL is exactly 0, so the policy equals the reference; raise its fit.epochs, or lower its "
-            "fit.learning_rate if the held-out loss rose"
-        )
+    if summary.get("kl") == 0 and (
+        policy is None or policy.responses_per_prompt
+    ):  # others' training says that they kept it
+        yield "the KL is exactly 0, so the policy equals the reference; raise its fit.epochs or fit.learning_rate"
 
 
 def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
@@ -139,11 +139,6 @@ def _of_training(summary: Summary) -> Iterator[str]:
             f"the chat template renders {otherwise:,} of {summary['rows']:,} responses differently from what a "
             "policy generates after a prompt; training uses the generated form"
         )
-    if summary.get("overfitted"):
-        yield (
-            "no checkpoint has a lower held-out loss than the reference; lower its fit.learning_rate, or raise "
-            "rollout.prompts"
-        )
 
 
 def _of_rewards(summary: Summary) -> Iterator[str]:
@@ -159,22 +154,26 @@ def _of_rewards(summary: Summary) -> Iterator[str]:
         )
 
 
-def _of_guide(recipe: Recipe, record: Record) -> Iterator[str]:
-    policy, summary = recipe.policies.get(record["subject"]), record["summary"]
-    if policy is None or policy.budget is None or "guide_kl" not in summary:
+def _of_strength(recipe: Recipe, summary: Summary) -> Iterator[str]:
+    if summary.get("strength") != 0:
         return
-    kl, budget = summary["guide_kl"], policy.budget
-    if kl is None:
+    if "gain" not in summary:
         yield (
-            "the KL of its guide cannot be estimated on the stored rollouts, so the guide keeps its trained "
-            f"strength and may miss the {budget:.3g} nats; lower its kl_budget"
+            "it is so far from the reference that the stored rollouts do not tell its gain, so the reference is kept; "
+            "lower its fit.learning_rate"
         )
-    elif abs(kl - budget) > KL_TOLERANCE * budget:
-        limit, cure = ("most", "raise") if kl < budget else ("least", "lower")
-        yield (
-            f"its guide spends {kl:.2g} nats of {budget:.3g} at {summary['guide_scale']:.2g} times its trained "
-            f"strength, the {limit} that is tried; {cure} its fit.epochs or fit.learning_rate"
-        )
+        return
+    gain, learned = summary["gain"], summary["seen_gain"]["low"] > 0
+    low, mean, high = (number(100 * gain[end], "+.1f") for end in ("low", "mean", "high"))
+    cure = (
+        f"raise rollout.prompts ({recipe.rollout.prompts})"
+        if learned
+        else "it gains nothing on those that it saw either: give it a guide, or a larger fit.lora.rank"
+    )
+    yield (
+        f"what it learned does not carry over to new prompts, so the reference is kept: on held-out ones it gains "
+        f"{mean} points of {recipe.procedure.name} ({low} to {high}); {cure}"
+    )
 
 
 def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
@@ -193,8 +192,8 @@ def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
 
 def how_to_change_kl(policy: Solver, *, more: bool) -> str:
     """Return what makes a trained policy spend more of its KL budget, or less."""
-    if policy.trained_guide is not None:
-        return "raise rollout.prompts: a tenth of them sets the strength of its guide"
+    if policy.has_objective:
+        return "raise rollout.prompts: a tenth of them sets its strength"
     cure = "raise its fit.epochs or fit.learning_rate" if more else "lower its fit.learning_rate or fit.epochs"
     teacher = policy.data_needs.teacher
     return f"{cure}, if {teacher} spends its own budget" if teacher is not None else cure

@@ -213,7 +213,11 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
     title = {"sft": "Supervised fine-tuning of the reference", "reward": "The reward model", "judge": "The judge"}.get(
         name, f"Policy {name}"
     )
-    return Picture(f"training-{name}", figure, f"{title}: as logged.", f"{title}: {', '.join(last)}.")
+    end, chosen = history[-1], ""
+    if "tuned" in end:
+        chosen = f" Learning rate {end['tuned']['learning_rate']:.2g}, at most {end['tuned']['passes']:.2g} passes"
+        chosen += f", strength {end['strength']:.2g}." if end["strength"] else ", strength 0: the reference is kept."
+    return Picture(f"training-{name}", figure, f"{title}: as logged.{chosen}", f"{title}: {', '.join(last)}.")
 
 
 def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:

@@ -1,10 +1,10 @@
 """Settings of the rollouts: the engine, and the number of responses."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from infalign.core.settings import Count, Draws, Settings, one_of
+from infalign.core.settings import Count, Draws, Positive, Settings, one_of
 from infalign.sampling import server, shared_prefix, transformers
 from infalign.sampling.engine import EngineSettings
 
@@ -19,10 +19,28 @@ else:
     AnyEngine = one_of(KINDS, key="kind", default="shared-prefix")
 
 
+MOST_PROMPTS, AUTO_MINUTES = 4000, 10.0
+
+
 class Rollout(Settings):
     """K responses for each training prompt, drawn from the reference policy at temperature 1 without truncation."""
 
-    prompts: Annotated[int, Field(ge=4)] = Field(256, description="maximum number of training prompts with rollouts")
+    prompts: Annotated[int, Field(ge=4)] = Field(
+        256,
+        description=f"maximum number of training prompts with rollouts; `auto`: {MOST_PROMPTS:,}, within minutes",
+    )
+    minutes: Positive | None = Field(
+        None,
+        description="only as many prompts as have their rollouts in this time, by the first run's estimate; with "
+        f"prompts: auto the default is {AUTO_MINUTES:g}",
+    )
     k: Draws = Field(100, description="K, the number of rollouts per prompt; a rank needs at least 2")
     max_new_tokens: Count = Field(64, description="maximum number of tokens per response, also in evaluation")
     engine: AnyEngine = Field(KINDS["shared-prefix"](kind="shared-prefix"), description="what samples responses")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _auto(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("prompts") == "auto":
+            return {"minutes": AUTO_MINUTES} | given | {"prompts": MOST_PROMPTS}
+        return given

@@ -54,6 +54,9 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     model folder, a reward function that cannot be imported, a run directory that is no run's, or an input where an
     output goes. Hub ids are listed as not checked.
     """
+    if recipe.rollout.minutes is not None:
+        prompts, minutes = recipe.rollout.prompts, recipe.rollout.minutes
+        say(console, f"rollout.prompts: {prompts:,}, whose rollouts take {minutes:g} minutes at most")
     digests = Digests(Layout(Path(recipe.run_dir)).digests)
     run = Run.of(recipe, digests)
     check_run_dir(run.layout.root)

@@ -69,12 +69,15 @@ class PolicyInputs:
         order = [place[prompt_id] for prompt_id in drawn if prompt_id in place]
         return replace(law, log_ratios_PK=law.log_ratios_PK[order], rewards_PK=law.rewards_PK[order])
 
-    def start(self, policy: Solver, device: str) -> tuple[Any, Any]:
-        """Return the reference, with an untrained guide if the policy has one, and the tokenizer of the run."""
-        model, _ = load_policy(self.reference, device=device)
-        tokenizer, guide = load_tokenizer(self.layout.tokenizer), policy.trained_guide  # it has the chat template
+    def base(self, device: str) -> tuple[Any, Any]:
+        """Return the reference, and the tokenizer of the run, which has the chat template."""
+        return load_policy(self.reference, device=device)[0], load_tokenizer(self.layout.tokenizer)
+
+    def start(self, policy: Solver, device: str) -> Any:
+        """Return the reference, with an untrained guide if the policy has one."""
+        (model, tokenizer), guide = self.base(device), policy.trained_guide
         trunks = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
-        return model if guide is None else guide.beside(model, tokenizer, trunks), tokenizer
+        return model if guide is None else guide.beside(model, tokenizer, trunks)
 
     def model(self, policy: str, device: str) -> Any:
         """Return the trained model of a policy."""

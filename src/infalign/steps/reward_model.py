@@ -51,7 +51,7 @@ def units(run: Run) -> Iterator[Unit]:
 def _pass(name: str, source: RewardSource, model: Scratch | str) -> Pass:
     """Return the pass of the pairs through the model: both responses of each, after the prompt."""
     if source.fit is not None:
-        return Pass(2 * TRAINED * source.fit.epochs, [model], f"{_source_of_pairs(name)}_pairs")
+        return Pass(2 * TRAINED * source.fit.passes, [model], f"{_source_of_pairs(name)}_pairs")
     assert source.head is not None
     return Pass(2 * READ, [model], f"{_source_of_pairs(name)}_pairs", rows=source.head.pairs)
 

@@ -30,7 +30,7 @@ def units(run: Run) -> Iterator[Unit]:
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
-            passes=[Pass(TRAINED * policy.fit.epochs, run.networks("reference"), "demonstrations")],
+            passes=[Pass(TRAINED * policy.fit.passes, run.networks("reference"), "demonstrations")],
         )
 
 

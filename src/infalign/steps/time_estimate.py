@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from infalign.core.errors import InfalignError
+from infalign.core.errors import ConfigError, InfalignError
 from infalign.data.examples import Example
 from infalign.data.messages import spoken
 from infalign.data.sources import Source, read_examples
@@ -23,14 +23,17 @@ from infalign.models.adapters import adapter_base
 from infalign.models.conversion import gguf_file, is_gguf
 from infalign.models.pretrained import is_adapter
 from infalign.models.settings import Compute, Scratch
+from infalign.recipe.reading import load_recipe
+from infalign.recipe.settings import Recipe
 from infalign.steps.data import HELD_OUT_PAIRS, split
-from infalign.steps.run import Pass, Run
+from infalign.steps.run import DRAWN, Pass, Run
 
 SAMPLED_ROWS = 2000  # of a built-in task, which is known to be sound; files are read whole
 MEASURED_TEXTS = 256  # examples of which the lengths are counted
 LETTERS_PER_TOKEN = 4  # where the tokenizer is not here
 TURN_TOKENS = 3  # that a chat template writes around a turn
 SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)([BM])(?![A-Z])", re.IGNORECASE)  # Qwen3-0.6B, SmolLM2-135M
+LEAST_PROMPTS = 20  # of which two are held out
 USED = 0.3  # of the speed of a matrix product, in a run
 H100_FLOPS = 989e12  # per second in bfloat16
 
@@ -65,6 +68,34 @@ class Counts:
         parameters = sum(map(self.parameters, made.models))
         response = self.drawn if made.table.endswith("_prompts") else self.response
         return made.flops * parameters * rows * (self.prompt + made.responses * response)
+
+
+def within_minutes(recipe: Recipe) -> Recipe:
+    """Return a recipe with as many of its prompts as have their rollouts within ``rollout.minutes``, if it has these.
+
+    The recorded recipe of its run directory keeps the number for the next run, also on another machine. Raises
+    ConfigError where the time cannot be estimated.
+    """
+    rollout, recorded = recipe.rollout, Path(recipe.run_dir) / "recipe.yaml"
+    if rollout.minutes is None:
+        return recipe
+    known = load_recipe(recorded).rollout if recorded.is_file() else None
+    if known is not None and known.minutes == rollout.minutes:
+        fitting = min(rollout.prompts, known.prompts)
+    else:
+        run, named = Run.of(recipe), (recipe.data.sources, recipe.data.test)
+        local = [
+            [one for one in part if one.hub is None or one.hub.found_in(recipe.data.folder).is_local] for part in named
+        ]
+        counts = count(run, *([read_sample(run, one) for one in part] for part in local), whole=local == [*named])
+        try:
+            each = counts.flops(Pass(DRAWN, run.networks("reference"), "train_prompts", 1, rollout.k))
+        except UnknownSizeError as error:
+            raise ConfigError(f"rollout.minutes needs {error}, which is not known; leave it out") from error
+        affordable = 60 * rollout.minutes * job_speed(recipe.compute)[0] * recipe.compute.processes / max(each, 1.0)
+        there = min(rollout.prompts, counts.rows.get("train_prompts", rollout.prompts))
+        fitting = max(4, min(there, max(LEAST_PROMPTS, int(affordable))))
+    return recipe.model_copy(update={"rollout": rollout.model_copy(update={"prompts": fitting})})
 
 
 def read_sample(run: Run, source: Source) -> Sampled:

@@ -18,6 +18,7 @@ from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.training.output_folder import Target
 from infalign.training.solvers.base import Solver
 
+LAST = ("strength", "strength_kl", "gain", "seen_gain", "tuned", "resumed")  # of the last row of a log, in a record
 MAX_LOST_WIN_RATE = 0.02  # win rate lost to ranking among K rollouts; a larger loss gives a warning
 
 
@@ -62,12 +63,13 @@ def _passes(run: Run, name: str) -> list[Pass]:
     """Return the passes of a policy's training: over the stored rollouts, or over responses that it draws itself."""
     policy, prompts = run.recipe.policies[name], run.rollout_prompts
     reference, *trunk = run.networks(name)
-    epochs, each, draws = policy.fit.epochs, policy.group(run.recipe.rollout.k), policy.responses_per_prompt
+    passes, draws = policy.passes_over(prompts.first * run.recipe.rollout.k), policy.responses_per_prompt
+    each = policy.group(run.recipe.rollout.k)
     teacher, reward = policy.data_needs.teacher, [run.architecture("reward")] * run.recipe.reward.is_classifier
     frozen = [reference] * policy.reads_reference if teacher is None else run.networks(teacher)
     return [
-        Pass.over(TRAINED * epochs, trunk or [reference], prompts, each),
-        Pass.over(READ * epochs, frozen, prompts, each),
+        Pass.over(TRAINED * passes, trunk or [reference], prompts, each),
+        Pass.over(READ * passes, frozen, prompts, each),
         Pass.over(DRAWN, [reference] if draws else [], prompts, draws),
         Pass.over(READ, reward if draws else [], prompts, draws),
     ]
@@ -112,8 +114,6 @@ def train_policy(
             shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
     losses = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
-    last: Summary = {
-        key: history[-1][key] for key in ("overfitted", "resumed", "guide_scale", "guide_kl") if key in history[-1]
-    }
+    last: Summary = {key: history[-1][key] for key in LAST if key in history[-1]}
     betas = {} if law is None else {"beta": law.paper_beta, "trainer_beta": law.beta}
     return {**betas, **losses, **last, "history": history}

@@ -36,6 +36,7 @@ from infalign.report.tables import print_table
 from infalign.steps import STAGES, calibrate, data, evaluate, reward_model, rollout, score, sft, train
 from infalign.steps.checks import check_setup
 from infalign.steps.run import Run
+from infalign.steps.time_estimate import within_minutes
 
 UNITS_OF = {
     "data": data.units,
@@ -88,7 +89,7 @@ def run(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[
     ['aware', 'ordinary']
     """
     changes = [f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()]
-    return read_results(run_recipe(load_recipe(recipe, changes), console=Console(stderr=True)))
+    return read_results(run_recipe(within_minutes(load_recipe(recipe, changes)), console=Console(stderr=True)))
 
 
 def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Path:

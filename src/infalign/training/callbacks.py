@@ -13,8 +13,12 @@ from infalign.core.memory import trim_heap
 from infalign.core.progress import OnProgress
 
 
+class DivergedError(InfalignError):
+    """A loss or gradient is not finite."""
+
+
 class WatchLog(TrainerCallback):
-    """Reports steps with the latest metrics and ``resumed``; raises InfalignError for what is not finite.
+    """Reports steps with the latest metrics and ``resumed``; raises DivergedError for what is not finite.
 
     Every step is logged before it is saved.
     """
@@ -39,7 +43,7 @@ class WatchLog(TrainerCallback):
             value = float(logs.get(name, 0.0))
             if not math.isfinite(value):
                 kept = get_last_checkpoint(str(self._checkpoints))
-                raise InfalignError(
+                raise DivergedError(
                     f"training {self._checkpoints.name} diverged: at step {state.global_step} the {name} is {value}; "
                     + (f"the checkpoint of step {kept.rpartition('-')[2]} is kept" if kept else "no step was saved")
                     + "; lower fit.learning_rate"

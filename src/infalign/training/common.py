@@ -1,6 +1,7 @@
 """Common parts of every training job: arguments, progress, checkpoints and the saved model."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,17 @@ def with_adapter(model: PreTrainedModel, fit: Fit, task: TaskType) -> PreTrained
     """Return the model with an untrained adapter, or as it is for full fine-tuning; raises as `lora_config`."""
     config = lora_config(fit, task, model.config)
     return get_peft_model(model, config) if config else model
+
+
+def starting_weights(model: PreTrainedModel | PeftModel) -> dict[str, Tensor]:
+    """Return copies of the weights that the departure from an untrained policy is linear in, or else of all trained.
+
+    They are those of a guide's head, and of an adapter the factor that is 0 at the start.
+    """
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    linear = (re.compile(part) for part in (r"guide\.head\.\w+\.", r"\.lora_B\.", ""))
+    scaled = next(found for part in linear if (found := [*filter(part.search, trained)]))
+    return {name: trained[name].detach().cpu().clone() for name in scaled}
 
 
 class LossTrainer(Trainer):

@@ -44,13 +44,14 @@ class Given:
     rollouts: Rollouts | None = None
     fresh: dict[str, Any] = field(default_factory=dict)  # rows, reward and max_new_tokens of on-policy training
 
-    def start(self, policy: Solver, device: str) -> tuple[Any, Any]:
-        """Return the reference, with an untrained guide if the policy has one, and its tokenizer."""
-        model, _ = load_policy(self.reference, device=device)
-        tokenizer, guide = load_tokenizer(self.reference), policy.trained_guide
-        if guide is None:
-            return model, tokenizer
-        return guide.beside(model, tokenizer, {"reference": self.reference}), tokenizer
+    def base(self, device: str) -> tuple[Any, Any]:
+        """Return the reference and its tokenizer."""
+        return load_policy(self.reference, device=device)[0], load_tokenizer(self.reference)
+
+    def start(self, policy: Solver, device: str) -> Any:
+        """Return the reference, with an untrained guide if the policy has one."""
+        (model, tokenizer), guide = self.base(device), policy.trained_guide
+        return model if guide is None else guide.beside(model, tokenizer, {"reference": self.reference})
 
     def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
         """Return the rollouts, with the reference's log-probabilities as training computes them."""
@@ -108,7 +109,9 @@ def fit(
         )
     own, kept = _rewarded(law, (rollouts.asked.num_rows, rollouts.k))
     some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, rollouts.k)))
-    return _train(model, folder, seed, lambda reference, job: chosen.train(Given(reference, rollouts=some), own, job))
+    return _train(
+        model, folder, seed, lambda reference, job: chosen.train(Given(reference, law.procedure, some), own, job)
+    )
 
 
 def fit_online(
@@ -151,11 +154,12 @@ def fit_online(
 def _read(solver: str, settings: dict[str, Any], law: Law, procedure: str = "standard") -> Solver:
     """Return a solver with its settings and those of its fit. Raises ConfigError as a recipe does."""
     of_fit = {name: settings.pop(name) for name in list(settings) if name in Fit.model_fields}
+    given = {"fit": of_fit} if of_fit else {}
     strength = {} if settings.keys() & {"kl_budget", "n"} else {"beta": law.paper_beta}
     with explained(solver):
-        chosen = read_solver(solver=solver, fit=of_fit, **strength, **settings)
+        chosen = read_solver(solver=solver, **given, **strength, **settings)
         chosen.check(RecipeFacts(parse_procedure(procedure), np.size(law.rewards_PK[0]), has_reward_model=False))
-    return chosen.model_copy(update={"fit": chosen.fit_with_rate(pretrained=True)})
+    return chosen.with_usual_fit(pretrained=True)
 
 
 def _rewarded(law: Law, shape: tuple[int, int]) -> tuple[Law, Any]:

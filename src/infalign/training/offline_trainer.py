@@ -27,7 +27,14 @@ from infalign.models.logprobs import completion_logprobs, padded_batch
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import Fit
 from infalign.models.top_layers import starting_from_states
-from infalign.training.common import Fitted, LossTrainer, run_training, trainer_config, with_adapter
+from infalign.training.common import (
+    Fitted,
+    LossTrainer,
+    run_training,
+    starting_weights,
+    trainer_config,
+    with_adapter,
+)
 from infalign.training.objectives import Objective
 from infalign.training.output_folder import Job
 
@@ -42,11 +49,11 @@ VALIDATED = {
     "remove_unused_columns": False,
     "label_names": ["number"],
 }
-HELD_OUT_EVERY = 10  # every tenth prompt is held out to detect overfitting
+HELD_OUT_EVERY = 10  # every tenth prompt is held out, to stop the training and to choose the policy's strength
 PROMPT_EXAMPLES = 8  # examples of one prompt in a batch, which computes the prompt once
 HELD_OUT_EXAMPLES = 256, 1024  # at least and at most, of which the held-out loss is the mean
 HELD_OUT_SHARE = 1 / 16  # and between these, per training example: evaluations take an eighth of the training's time
-SCALING_ROLLOUTS = 1024  # rollouts of held-out prompts on which the strength of a guide is measured
+MEASURED_ROLLOUTS = 8192  # of held-out prompts, at most, on which strengths are measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,13 @@ class Distillation:
         return kl_B.mean(), {"kl": kl_B}
 
 
+@dataclass(frozen=True, slots=True)
+class FittedPolicy(Fitted):
+    """A fitted policy, and what those of its weights that a strength scales (`strength`) were at the start."""
+
+    start: dict[str, Tensor]
+
+
 def fit_to_rollouts(
     loss: RolloutRegression | Distillation,
     model: PreTrainedModel,
@@ -88,25 +102,25 @@ def fit_to_rollouts(
     law: Law,
     settings: Fit,
     job: Job,
-) -> Fitted:
+) -> FittedPolicy:
     """Fit a policy to a ``law`` of ``rollouts``.
 
     A rollout has prompt_id, prompt_ids, completion_ids and reference_logprob; those of one prompt are consecutive, and
     all have the order of the law. Raises DataError for a law of others. For a guide that reads the reference's states,
     or an adapter on the last layers, it may have them as ``states``, and as ``teacher_states`` for a teacher's guide
     (`models.states`). A tenth of the prompts is held out, and the checkpoint with the lowest held-out loss is kept;
-    training stops after two evaluations without an improvement. Every epoch makes new examples and pairs. If no
-    checkpoint has a lower held-out loss than the start, the last row of the log has ``overfitted``: by this measure the
-    start is better than the best checkpoint.
+    training stops after two evaluations without an improvement. Every epoch makes new examples and pairs.
     """
     training, evaluation = _examples(loss.objective, _by_prompt(rollouts, law), settings, job.seed)
     models = (model,) if loss.teacher is None else (model, loss.teacher)
     all_pack = all(map(can_pack, models))
     if not all_pack and (loss.teacher is not None or isinstance(model, GuidedForCausalLM)):
         raise ConfigError("a model has layers without full attention; guides and distillation do not support it")
+    adapted = with_adapter(model, settings, TaskType.CAUSAL_LM)
+    start = starting_weights(adapted)
     trainer = LossTrainer(
         loss.of_batch,
-        model=with_adapter(model, settings, TaskType.CAUSAL_LM),
+        model=adapted,
         args=trainer_config(TrainingArguments, settings, job, **VALIDATED),
         train_dataset=training,
         eval_dataset=evaluation,
@@ -119,17 +133,7 @@ def fit_to_rollouts(
         if settings.lora is not None and settings.lora.layers is not None:
             stack.enter_context(starting_from_states(model, settings.lora.layers))
         fitted = run_training(trainer, job)
-    start, *later = [row["eval_loss"] for row in fitted.history if "eval_loss" in row]
-    if min(later) >= start:
-        fitted.history[-1]["overfitted"] = True
-    return fitted
-
-
-def held_out_rollouts(rollouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return about `SCALING_ROLLOUTS` rollouts of the prompts that `fit_to_rollouts` holds out."""
-    held_out = _ranges(rollouts)[::HELD_OUT_EVERY]
-    per_prompt = ceil(SCALING_ROLLOUTS / len(held_out))
-    return [rollouts[i] for own in held_out for i in own[:per_prompt]]
+    return FittedPolicy(fitted.model, fitted.history, fitted.model_dir, start)
 
 
 class _Group(NamedTuple):
@@ -140,15 +144,32 @@ class _Group(NamedTuple):
     log_ratios_K: Array
 
 
-def _ranges(rollouts: Sequence[dict[str, Any]]) -> list[range]:
-    """Return the indices of the rollouts of each prompt."""
-    sizes = [sum(1 for _ in rows) for _, rows in groupby(rollouts, key=itemgetter("prompt_id"))]
-    return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+def held_out_rollouts(rollouts: Sequence[dict[str, Any]], law: Law) -> list[dict[str, Any]]:
+    """Return all rollouts of prompts that `fit_to_rollouts` holds out, up to `MEASURED_ROLLOUTS`, with ``reward``."""
+    return _rewarded(rollouts, _split(_by_prompt(rollouts, law))[0])
+
+
+def seen_rollouts(rollouts: Sequence[dict[str, Any]], law: Law) -> list[dict[str, Any]]:
+    """Return as many rollouts of other prompts."""
+    held_out, others = _split(_by_prompt(rollouts, law))
+    return _rewarded(rollouts, others[: len(held_out)])
+
+
+def _rewarded(rollouts: Sequence[dict[str, Any]], groups: Sequence[_Group]) -> list[dict[str, Any]]:
+    some = groups[: max(2, MEASURED_ROLLOUTS // groups[0].rewards_K.size)]
+    return [rollouts[one.first + i] | {"reward": reward} for one in some for i, reward in enumerate(one.rewards_K)]
+
+
+def _split(groups: Sequence[_Group]) -> tuple[Sequence[_Group], Sequence[_Group]]:
+    """Return the held-out prompts, at least two, and the others."""
+    every = min(HELD_OUT_EVERY, len(groups) - 1)
+    return groups[::every], [group for i, group in enumerate(groups) if i % every]
 
 
 def _by_prompt(rollouts: Sequence[dict[str, Any]], law: Law) -> list[_Group]:
     """Return the groups of rollouts that a law gives log-ratios. Raises DataError unless it is one of them."""
-    ranges = _ranges(rollouts)
+    sizes = [sum(1 for _ in rows) for _, rows in groupby(rollouts, key=itemgetter("prompt_id"))]
+    ranges = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     if [len(own) for own in ranges] != [len(row) for row in law.rewards_PK]:
         raise DataError(
             f"the law has {len(law.rewards_PK)} prompts, and the rollouts {len(ranges)} or other numbers per prompt; "
@@ -159,12 +180,12 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]], law: Law) -> list[_Group]:
 
 def _examples(objective: Objective, groups: Sequence[_Group], settings: Fit, seed: int) -> tuple[Dataset, Dataset]:
     """Return the examples to train on, and some of the held-out ones."""
-    held_out, others = groups[::HELD_OUT_EVERY], [group for i, group in enumerate(groups) if i % HELD_OUT_EVERY]
+    held_out, others = _split(groups)
     rng = np.random.default_rng(seed)
     evaluation = _pass(objective, held_out, rng)
-    passes = [_pass(objective, others, rng) for _ in range(ceil(settings.epochs))]
+    passes = [_pass(objective, others, rng) for _ in range(ceil(settings.passes))]
     training = concatenate_datasets(passes)
-    most = max(round(settings.epochs * len(passes[0])), settings.batch_size)
+    most = max(round(settings.passes * len(passes[0])), settings.batch_size)
     training = training.select(range(min(most, len(training))))
     measured = np.clip(HELD_OUT_SHARE * len(training), *HELD_OUT_EXAMPLES)
     return training, evaluation.select(range(min(len(evaluation), round(measured))))

@@ -71,7 +71,7 @@ def on_policy_trainer(problem: Problem, ascent: Ascent, fit: Fit, job: Job) -> T
     model = AutoConfig.from_pretrained(problem.reference)
     # Ids that pad the model's vocabulary beyond the tokenizer's have no text.
     absent = Vocabulary(problem.tokenizer, size=model.get_text_config(decoder=True).vocab_size).absent
-    order = training_order([1] * len(problem.rows), fit.epochs, fit.batch_size // generations, job.seed)
+    order = training_order([1] * len(problem.rows), fit.passes, fit.batch_size // generations, job.seed)
     options = UNTRUNCATED | dict(ascent.trl_options)
     options |= {"num_generations": generations, "max_completion_length": problem.max_new_tokens, "beta": ascent.beta}
     options |= {"shuffle_dataset": False, "model_init_kwargs": {"use_safetensors": True}}

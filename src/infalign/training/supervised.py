@@ -45,7 +45,7 @@ def fine_tune(
 ) -> list[dict[str, Any]]:
     """Fine-tune a policy on `demonstrations`, save it and return the training log."""
     # A column that is not read whole is read anew for each index, at a millisecond each.
-    order = training_order(rows["length"][:], fit.epochs, fit.batch_size, job.seed)
+    order = training_order(rows["length"][:], fit.passes, fit.batch_size, job.seed)
     trainer = SFTTrainer(
         model=model,
         args=trainer_config(SFTConfig, fit, job, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
@@ -73,7 +73,7 @@ def fit_reward_model(
             "rejected_ids": conversation_ids(tokenizer, [[*prompt, *said] for prompt, _, said in piece]),
         }
 
-    order = training_order([1] * len(pairs), fit.epochs, fit.batch_size, job.seed)
+    order = training_order([1] * len(pairs), fit.passes, fit.batch_size, job.seed)
     trainer = RewardTrainer(
         model=model,
         args=trainer_config(RewardConfig, fit, job, max_length=None, eval_strategy="steps", eval_steps=steps),

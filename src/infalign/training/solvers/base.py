@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -70,8 +70,11 @@ class Inputs(Protocol):
     def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
         """Return the rollouts, with what else of the reference the policy reads."""
 
-    def start(self, policy: Solver, device: str) -> tuple[Any, Any]:
-        """Return the reference, with an untrained guide if the policy has one, and its tokenizer."""
+    def base(self, device: str) -> tuple[Any, Any]:
+        """Return the reference and its tokenizer."""
+
+    def start(self, policy: Solver, device: str) -> Any:
+        """Return the reference, with an untrained guide if the policy has one."""
 
     def model(self, policy: str, device: str) -> Any:
         """Return the trained model of another policy."""
@@ -108,12 +111,14 @@ class Solver(Kind):
         """The guide that is trained in the place of the model."""
         return None
 
-    def fit_with_rate(self, *, pretrained: bool) -> Fit:
-        """Return its fit with a learning rate: its own, or the default for the weights that it trains."""
-        guide = self.trained_guide
-        adapter = self.fit.lora is not None or (guide is not None and guide.lora is not None)
-        begins_new = guide is not None and guide.side is not None
-        return self.fit.with_learning_rate(pretrained=pretrained and not begins_new, adapter=adapter)
+    def with_usual_fit(self, *, pretrained: bool) -> Self:
+        """Return it with a learning rate, its own or the usual one."""
+        fit = self.fit.with_learning_rate(pretrained=pretrained, adapter=self.fit.lora is not None)
+        return self.model_copy(update={"fit": fit})
+
+    def passes_over(self, rollouts: int) -> float:
+        """Return how often it reads each of so many stored rollouts."""
+        return self.fit.passes
 
     @property
     def reads_reference(self) -> int:

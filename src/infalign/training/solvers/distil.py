@@ -63,6 +63,6 @@ class Settings(Solver):
         from infalign.training.offline_trainer import Distillation, fit_to_rollouts
 
         assert law is not None
-        teacher, (model, tokenizer) = inputs.model(self.teacher, job.device), inputs.start(self, job.device)
+        teacher, (model, tokenizer) = inputs.model(self.teacher, job.device), inputs.base(job.device)
         loss = Distillation(teacher, self._teacher.objective(law))
         return fit_to_rollouts(loss, model, inputs.rows(self), law, self.fit, job).save(tokenizer)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from infalign.core.distributed import is_first
 from infalign.method.laws import Law
-from infalign.models.settings import Fit
+from infalign.models.settings import TRIAL_RATES, TRIAL_SHARE, Fit, Lora
 from infalign.training.objectives import Objective
 from infalign.training.solvers.base import DataNeeds, History, Inputs, RecipeFacts, Solver
 from infalign.training.solvers.guide import Guide, States
@@ -47,6 +48,19 @@ class Offline(Solver):
         """The solver with its form."""
         return super().label if self.guide is None else f"{super().label} guided"
 
+    def with_usual_fit(self, *, pretrained: bool) -> Self:
+        """Return it in the usual form where neither ``fit`` nor ``guide`` is given; training finds a learning rate."""
+        if not self.model_fields_set.isdisjoint({"fit", "guide"}):
+            return self
+        if pretrained:
+            return self.model_copy(update={"fit": Fit(batch_size=64, device_batch_size=8, lora=Lora())})
+        return self.model_copy(update={"fit": Fit(batch_size=128), "guide": Guide()})
+
+    def passes_over(self, rollouts: int) -> float:
+        """Return how often it reads each of so many stored rollouts, trials of learning rates included."""
+        trials = 0 if self.fit.learning_rate is not None else len(TRIAL_RATES)
+        return self.fit.passes_over(rollouts) * (1.0 + TRIAL_SHARE * trials)
+
     @property
     def trained_guide(self) -> Guide | None:
         """Its guide."""
@@ -67,16 +81,17 @@ class Offline(Solver):
         """Return its objective, for examples of this law."""
 
     def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
-        """Fit the reference or a guide to the rollouts, and the guide's strength to the KL of the law."""
-        from infalign.training.guide_strength import scale_guide_to_kl
-        from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts, held_out_rollouts
+        """Fit the reference or a guide to the rollouts, at the strength that serves best within the KL of the law."""
+        from infalign.training.offline_trainer import RolloutRegression
+        from infalign.training.strength import choose_strength
+        from infalign.training.tuning import fit_and_tune
 
         assert law is not None
-        rows, (model, tokenizer) = inputs.rows(self), inputs.start(self, job.device)
-        fitted = fit_to_rollouts(RolloutRegression(self.objective(law)), model, rows, law, self.fit, job)
-        if self.guide is not None and is_first():
-            scale = scale_guide_to_kl(fitted.model, held_out_rollouts(rows), law.kl)
-            fitted.history[-1] |= {"guide_scale": scale.factor, "guide_kl": scale.kl}
+        rows, loss = inputs.rows(self), RolloutRegression(self.objective(law))
+        fitted = fit_and_tune(loss, partial(inputs.start, self, job.device), rows, law, self.fit, job)
+        reference, tokenizer = inputs.base(job.device)
+        if is_first():
+            fitted.history[-1] |= choose_strength(fitted, reference, rows, law, inputs.procedure).summary()
         return fitted.save(tokenizer)
 
 

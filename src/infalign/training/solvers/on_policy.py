@@ -45,7 +45,7 @@ class OnPolicy(ToBudget):
     @property
     def responses_per_prompt(self) -> float:
         """How many responses are generated per training prompt, over the whole training."""
-        return self.fit.epochs * self.generations * self.draws_per_response
+        return self.fit.passes * self.generations * self.draws_per_response
 
     def group(self, rollouts: int) -> int:
         """Return its generations."""

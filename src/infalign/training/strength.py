@@ -1,0 +1,142 @@
+"""The strength of a policy: how far it goes where training led, chosen on held-out rollouts by what is served.
+
+At strength s a policy has the weights θ_ref + s·(θ − θ_ref). In the head of a guide this is Q times s, in an adapter ΔW
+times s. Importance weights of the reference's rollouts give the KL of each strength, and what a procedure serves there.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from infalign.evaluation.intervals import Estimate, estimate
+from infalign.evaluation.kl import kl_from_reference_samples
+from infalign.method.calibration import Array
+from infalign.method.laws import Law
+from infalign.method.procedures import Served, distortion
+from infalign.training.offline_trainer import FittedPolicy, held_out_rollouts, seen_rollouts
+
+STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tried in this order, up to the budget
+MIN_EFFECTIVE_ROLLOUTS = 50.0  # fewer say nothing of a KL, which from 5 nats on they underestimate
+CONFIDENCE = 0.8  # of an interval with two ends: 90 % for its lower one
+
+
+class Tried(NamedTuple):
+    """A strength, the policy's KL there in nats, and its gain over the reference, as served, on the rollouts' prompts.
+
+    ``effective`` is the effective number of rollouts, as a share of those that an estimate needs.
+    """
+
+    strength: float
+    kl: float
+    gain: Estimate
+    effective: float
+
+
+REFERENCE = Tried(0.0, 0.0, Estimate(0.0, 0.0, 0.0), np.inf)
+
+
+class Choice(NamedTuple):
+    """The strength that a policy was given, and the best but 0, None where the rollouts tell of none.
+
+    ``seen_gain`` is the gain of the best on prompts that were trained on; None where the reference was not kept.
+    """
+
+    chosen: Tried
+    best: Tried | None
+    seen_gain: Estimate | None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers by name, as a run records them."""
+        gains = {"gain": self.best and self.best.gain, "seen_gain": self.seen_gain}
+        shown = {name: gain.as_dict() for name, gain in gains.items() if gain is not None}
+        return {"strength": self.chosen.strength, "strength_kl": self.chosen.kl, **shown}
+
+
+def choose_strength(
+    fitted: FittedPolicy, reference: Any, rollouts: Sequence[dict[str, Any]], law: Law, procedure: Served
+) -> Choice:
+    """Give a policy the strength whose gain has the highest lower bound, up to the KL of its law.
+
+    The reference, at strength 0, has the gain 0, so it is kept unless another gain is significant. Gains are on the
+    prompts of ``rollouts`` that the training held out. Strengths are tried as long as the effective number of rollouts
+    is at least `MIN_EFFECTIVE_ROLLOUTS`, or a quarter of them; the last one tried spends the budget.
+    """
+    model, start = fitted.model, fitted.start
+    trained = {name: model.get_parameter(name).detach().clone() for name in start}
+
+    @torch.no_grad()
+    def apply(strength: float) -> None:
+        for name, weight in trained.items():
+            model.get_parameter(name).copy_(torch.lerp(start[name].to(weight), weight, strength))
+
+    def tried(strength: float, rows: Sequence[dict[str, Any]]) -> Tried:
+        apply(strength)
+        return Tried(strength, *_measure(model, reference, rows, procedure))
+
+    rows = held_out_rollouts(rollouts, law)
+    known = _up_to_budget(lambda strength: tried(strength, rows), law.kl)
+    best = max(known, key=lambda one: one.gain.low, default=None)
+    if best is not None and best.gain.low > 0:
+        apply(best.strength)
+        return Choice(best, best, None)
+    seen_gain = best and tried(best.strength, seen_rollouts(rollouts, law)).gain
+    apply(0.0)
+    return Choice(REFERENCE, best, seen_gain)
+
+
+def _up_to_budget(tried: Callable[[float], Tried], budget: float) -> list[Tried]:
+    """Return what is known of rising strengths, the last one at the budget if it is reached."""
+    known = list[Tried]()
+    for strength in STRENGTHS:
+        found = tried(strength)
+        if found.effective < 1.0:
+            break
+        if found.kl <= budget:
+            known.append(found)
+            continue
+        # the KL is nearly a power of the strength, near 0 the square
+        below = known[-1] if known and known[-1].kl > 0 else Tried(strength / 2, found.kl / 4, found.gain, 1.0)
+        power = np.log(found.strength / below.strength) / np.log(found.kl / below.kl)
+        known.append(tried(float(found.strength * (budget / found.kl) ** power)))
+        break
+    return known
+
+
+def _measure(
+    model: Any, reference: Any, rows: Sequence[dict[str, Any]], procedure: Served
+) -> tuple[float, Estimate, float]:
+    """Return the KL of a policy, its gain over the reference, and the effective share of the rollouts."""
+    prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
+    states = [row["states"] for row in rows if "states" in row]
+    kl_R, h_R = kl_from_reference_samples(model, reference, prompts, responses, states)
+    weight_R = np.exp(h_R - h_R.max())
+    effective = weight_R.sum() ** 2 / (weight_R @ weight_R)
+    rewards_R, gain_P, first = np.array([row["reward"] for row in rows], float), list[float](), 0
+    binary = bool(np.isin(rewards_R, (0.0, 1.0)).all())
+    for _, of_prompt in groupby(rows, key=itemgetter("prompt_id")):
+        own = slice(first, first := first + len([*of_prompt]))
+        gain_P.append(served_gain(rewards_R[own], np.exp(h_R[own] - h_R[own].max()), procedure, binary=binary))
+    needed = min(MIN_EFFECTIVE_ROLLOUTS, len(rows) / 4)
+    return float(kl_R.mean()), estimate(gain_P, confidence=CONFIDENCE), float(effective / needed)
+
+
+def served_gain(rewards_K: Array, weight_K: Array, procedure: Served, *, binary: bool) -> float:
+    """Return what a law over K rollouts of the reference, by their weights, gains over it when both are served.
+
+    The gain is in the win rate against the reference, or in the share of successes where rewards are ``binary``.
+    """
+    values, place_K = np.unique(rewards_K, return_inverse=True)
+
+    def served(mass_K: Array) -> Array:
+        """Return the probability that each value is served."""
+        below = np.append(0.0, np.bincount(place_K, mass_K).cumsum().clip(max=1.0))
+        h = distortion(procedure, lambda u: mass_K[rewards_K < np.quantile(rewards_K, u)].sum())
+        return np.diff(h.distortion(below))
+
+    policy, reference = served(weight_K / weight_K.sum()), served(np.full(rewards_K.size, 1.0 / rewards_K.size))
+    worth = values if binary else reference.cumsum() - reference / 2.0
+    return float((policy - reference) @ worth)
