@@ -49,7 +49,7 @@ def chosen(case: Enumerable, policy: FittedPolicy, rows: list[dict[str, Any]], b
     return choose_strength(policy, load_policy(case.folder)[0], rows, law(rows, budget), BestOfN(4))
 
 
-@pytest.mark.parametrize(("form", "budget"), zip(FORMS, (0.05, 0.05, 0.2, 0.2), strict=True))
+@pytest.mark.parametrize(("form", "budget"), [*zip(FORMS, (0.05, 0.05, 0.2, 0.2), strict=True)])
 def test_a_policy_is_brought_to_its_budget(case: Enumerable, form: str, budget: float, tmp_path: Path) -> None:
     """Weaker or stronger than it was trained, its KL is the one asked for and its gain the one that it has."""
     rows = case.rollouts(64)
