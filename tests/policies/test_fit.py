@@ -54,6 +54,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_stored_training_is_that_of_the_solver(model: str, rollouts: Rollouts, tmp_path: Path) -> None:
     """The weights are those of the solver's own training on the rows; a loaded reference stays as it was."""
     from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
+    from infalign.training.strength import choose_strength
 
     law = tilted(score(vowels, rollouts), "exp:10", kl=0.5)
     reference = Policy.of(model)
@@ -71,7 +72,9 @@ def test_stored_training_is_that_of_the_solver(model: str, rollouts: Rollouts, t
     target = Target(tmp_path / "checkpoints", tmp_path / "theirs", 0, Compute(device="cpu"), ())
     with target.job(lambda *_: None) as job:
         loss = RolloutRegression(solver.objective(law))  # type: ignore[attr-defined]
-        fit_to_rollouts(loss, Policy.of(model).model, rows, law, Fit(**HOW), job).save(reference.tokenizer)
+        fitted = fit_to_rollouts(loss, Policy.of(model).model, rows, law, Fit(**HOW), job)
+        choose_strength(fitted, reference.model, rows, law, law.procedure)
+        fitted.save(reference.tokenizer)
     for name, weight in weights(policy).items():
         torch.testing.assert_close(weight, weights(str(tmp_path / "theirs"))[name], rtol=1e-3, atol=1e-4)
 
@@ -108,9 +111,10 @@ def test_a_fitted_policy_gains_where_it_was_trained(model: str, form: dict[str, 
     def check(responses: list[str]) -> list[float]:
         return [float(text[:1] < "N") for text in responses]
 
-    rollouts = sample(model, PROMPTS, 32, max_new_tokens=1)
-    policy = fit(model, rollouts, optimum(score(check, rollouts), "best-of-2", kl=0.2), **(HOW | {"epochs": 8}), **form)
-    found = evaluate(policy, PROMPTS, check, "best-of-2", reference=model, samples=64, max_new_tokens=1)
+    prompts = [f"What is {n} + {n}?" for n in range(40)]  # of which four are held out
+    rollouts = sample(model, prompts, 32, max_new_tokens=1)
+    policy = fit(model, rollouts, optimum(score(check, rollouts), "best-of-2", kl=0.2), **HOW, **form)
+    found = evaluate(policy, prompts, check, "best-of-2", reference=model, samples=64, max_new_tokens=1)
     assert found["pass@1, %"]["difference"]["low"] > 0
     assert 0.02 < found["KL, nats"]["policy"]["mean"] < 0.5
 

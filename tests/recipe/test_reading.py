@@ -14,7 +14,7 @@ from infalign.recipe.reading import dump_recipe, load_recipe, read_yaml
 from infalign.recipe.settings import Recipe
 from infalign.steps import whole_run
 from infalign.steps.run import Run
-from infalign.training.solvers.offline import Guide, Side
+from infalign.training.solvers.guide import Guide, Side
 
 RECIPES = [found.path for found in built_in()]
 
