@@ -86,10 +86,8 @@ PYTHON312 ?= python3.12
 FRAMEWORKS := verl openrlhf skyrl areal tinker verifiers
 WITHOUT_PINS_verl := verl==0.9.1
 WITHOUT_PINS_openrlhf := openrlhf==0.11.2
-WITHOUT_PINS_skyrl := skyrl==0.4.0
 WITHOUT_PINS_areal := areal==1.0.4
 WITHOUT_PINS_tinker := tinker-cookbook==0.6.1
-WITHOUT_PINS_verifiers := verifiers==0.4.0
 test-frameworks: env $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
 	$(BIN)/pytest -m 'slow or not slow' tests/frameworks
 	set -e; for name in $(FRAMEWORKS); do .venv-frameworks/$$name/bin/python -m pytest tests/frameworks/test_$$name.py; done
@@ -99,7 +97,7 @@ test-frameworks: env $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
 	$(PYTHON312) -m venv .venv-frameworks/$*
 	.venv-frameworks/$*/bin/python -m pip install --quiet $(TORCH)
 	.venv-frameworks/$*/bin/python -m pip install --quiet --requirement tests/frameworks/$*.txt
-	.venv-frameworks/$*/bin/python -m pip install --quiet --no-deps $(WITHOUT_PINS_$*)
+	$(if $(WITHOUT_PINS_$*),.venv-frameworks/$*/bin/python -m pip install --quiet --no-deps $(WITHOUT_PINS_$*))
 	touch $@
 
 # Small logs of the tools that `infalign.integrations.logs` reads, made by the real tools, each in an environment of its own

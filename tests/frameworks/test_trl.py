@@ -147,7 +147,7 @@ def test_another_version_than_the_tested_one_is_named(monkeypatch: pytest.Monkey
     """Both are in the warning; the installed one has none."""
     estimators.check_version("trl")
     estimators.check_version.cache_clear()
-    monkeypatch.setitem(estimators.TESTED, "trl", ("0.9",))
+    monkeypatch.setitem(estimators.TESTED, "trl", "0.9")
     with pytest.warns(UserWarning, match=rf"trl {version('trl')} is installed, but .* tested with trl 0\.9"):
         estimators.check_version("trl")
     estimators.check_version.cache_clear()

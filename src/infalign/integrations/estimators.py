@@ -15,23 +15,18 @@ from infalign.method.group_advantages import advantages
 if TYPE_CHECKING:
     import torch
 
-TESTED = {  # minor versions that `make test-frameworks` has run
-    "trl": ("1.16",),
-    "verl": ("0.9",),
-    "skyrl": ("0.4",),
-    "areal": ("1.0",),
-    "tinker-cookbook": ("0.6",),
-}
+# What `make test-frameworks` has run.
+TESTED = {"trl": "1.16", "verl": "0.9", "skyrl": "0.4", "areal": "1.0", "tinker-cookbook": "0.6"}
 PADDING = re.compile("pad[0-9a-f]+")  # the prompt of rows that fill a batch up
 
 
 @cache
 def check_version(package: str) -> None:
-    """Warn, once, if another minor version of ``package`` is installed than those that were tested."""
+    """Warn, once, if another minor version of ``package`` is installed than the tested one."""
     found, tested = version(package), TESTED[package]
-    if found.rpartition(".")[0] not in tested:
+    if found.rpartition(".")[0] != tested:
         warnings.warn(
-            f"{package} {found} is installed, but infalign was tested with {package} {' and '.join(tested)}: check the "
+            f"{package} {found} is installed, but infalign was tested with {package} {tested}: check the "
             "first advantages that it logs",
             stacklevel=3,
         )
