@@ -2,7 +2,7 @@
 
 The policy sees s = ρz + √(1 − ρ²)ε with z = N⁻¹(u) the normal score of the rank and ε standard normal, and is
 ∝ exp(E[Φ(u) | s]/β): what regression on Φ ends at with infinite data. ρ = 1 is theory's policy, which knows the rank.
-Served are true ranks, so with ρ < 1 the same KL buys less (docs/theory.md, knowledge).
+Served are true ranks, so with ρ < 1 the same KL buys less (docs/derivations.md, knowledge).
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ from infalign.theory.choose import choose
 ROOT = Path(__file__).parents[1]
 PAGES = {
     name: (ROOT / "docs" / name).read_text(encoding="utf-8")
-    for name in ("theory.md", "evaluation.md", "evaluate.md", "method.md")
+    for name in ("theory.md", "derivations.md", "evaluation.md", "evaluate.md", "method.md")
 }
 PAGE = PAGES["theory.md"]
 TYPED = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))

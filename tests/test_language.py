@@ -8,9 +8,15 @@ from messages import messages
 ROOT = Path(__file__).parents[1]
 GENERATED = ("recipe.md", "faults.md")
 PAGES = {p.name: p.read_text("utf-8") for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in GENERATED}
-MOST_WORDS = {"theory.md": 7400, "architecture.md": 1800, "evaluation.md": 1450, "troubleshooting.md": 1200}
+MOST_WORDS = {
+    "theory.md": 2000,
+    "derivations.md": 3300,
+    "architecture.md": 1800,
+    "evaluation.md": 1450,
+    "troubleshooting.md": 1200,
+}
 OTHERS = 950  # words of a page that fits a screen or two
-ALL = 21_000
+ALL = 20_500
 README = 550  # words of prose: code, tables and links' addresses not counted
 PHRASES = re.compile(  # what a translation sounds like: write what the field says
     r"learnt|that comes? along|goes on where|\b(?:is|are) (?:told|said) (?:to|by|at|in|with|of|as|how|which|what)\b"

@@ -1,6 +1,6 @@
 """A finite model: one prompt with finitely many responses, so with atoms, ties or binary rewards.
 
-The formulas are in docs/theory.md, optimum of a finite model.
+The formulas are in docs/derivations.md, optimum of a finite model.
 """
 
 from collections.abc import Callable, Iterable

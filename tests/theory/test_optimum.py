@@ -31,7 +31,7 @@ from infalign.theory.optimum import Optimum, optimal, stationarity
 
 # Known answers
 
-KNOWN = [  # W and KL at β = 1, 0.1 and 0.01, from Taylor series in 40 digits of the equation in docs/theory.md
+KNOWN = [  # W and KL at β = 1, 0.1 and 0.01, from Taylor series in 40 digits of the equation in docs/derivations.md
     ("best-of-2", 0.624265311655, 0.058807569884, 0.907247538204, 1.096989777262, 0.989966810632, 3.286633594487),
     ("best-of-4", 0.689660854967, 0.082701519582, 0.931169977481, 0.890858972335, 0.991366196721, 2.53179054307),
     ("best-of-8", 0.767035506511, 0.101476252075, 0.954217749111, 0.685597854409, 0.993868338982, 1.774389298148),

@@ -1,4 +1,4 @@
-"""Calibrated rewards: ranks among the reference policy's own rollouts (docs/theory.md, calibrated reward)."""
+"""Calibrated rewards: ranks among the reference policy's own rollouts (docs/derivations.md, calibrated reward)."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The optimal policy for rewards that tie, such as a checker's 0 and 1 (docs/theory.md, rewards that tie).
+"""The optimal policy for rewards that tie, such as a checker's 0 and 1 (docs/derivations.md, rewards that tie).
 
 A prompt's K reference rollouts have m distinct rewards v_1 < … < v_m with shares p_j. The optimum keeps the reference's
 distribution among equal rewards and moves only the masses q_j. A procedure that looks at ranks serves class j with

@@ -1,7 +1,7 @@
 """What a policy wins, how that changes with the policy, and the policy that wins most at a KL budget.
 
 W = ∫ h₀ dh(F), where h₀(u) is the chance that rank u beats what the base serves. The policy with the largest W at its
-KL has f ∝ e^{Φ/β} with Φ = ∂W/∂f at itself (docs/theory.md, optimum of a rank procedure). At
+KL has f ∝ e^{Φ/β} with Φ = ∂W/∂f at itself (docs/derivations.md, optimum of a rank procedure). At
 a fixed KL the map F → Φ → f → F all but contracts, also where it cycles at a fixed β, so Anderson's acceleration (J.
 ACM 12, 1965) takes it to rounding in about 15 steps.
 """

@@ -1,8 +1,8 @@
 """Analytic curves: win rate and KL of the aligned policy, which depend on (procedure, Φ, β) alone.
 
-The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward u of the base policy (docs/theory.md, law
-of the aligned policy). Its mass may lie within 1e-300 of an end, so u and 1 − u are kept apart, panels are split until
-every integral is resolved, and a law carries the error that is left.
+The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward u of the base policy
+(docs/derivations.md, law of the aligned policy). Its mass may lie within 1e-300 of an end, so u and 1 − u are kept
+apart, panels are split until every integral is resolved, and a law carries the error that is left.
 """
 
 from collections.abc import Callable

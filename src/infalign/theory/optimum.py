@@ -42,8 +42,8 @@ def optimal(
 ) -> Optimum:
     """Return the policy with the largest W − ``beta``·KL, or with the largest W at a KL budget, in nats.
 
-    ``base`` serves the base policy, by default ``procedure``. Φ'(u) = h'(F(u))·h₀'(u) (docs/theory.md, optimum of a
-    rank procedure). Raises ConfigError unless one of both is given, positive and finite, and for a budget out of reach.
+    ``base`` serves the base policy, by default ``procedure``. Φ'(u) = h'(F(u))·h₀'(u) (docs/derivations.md, optimum of
+    a rank procedure). Raises ConfigError unless one is given, positive and finite, and for a budget out of reach.
 
     >>> round(optimal("best-of-4", kl=1.0).win_rate, 4)
     0.9411

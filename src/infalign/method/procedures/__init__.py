@@ -1,7 +1,7 @@
 """Inference-time procedures: what is served when the model is sampled several times.
 
 A rank-based procedure is a *distortion* h of the CDF: a policy with CDF F over calibrated reward is served with CDF
-h(F) (docs/theory.md, distortion of a procedure). Each procedure also weighs the samples of a finite set, so that the
+h(F) (docs/derivations.md, distortion of a procedure). Each procedure also weighs the samples of a finite set: the
 weighted law is an unbiased estimate of what would be served, and says how one answer is chosen from draws (`Serving`).
 A family is a module with a function ``parse``, and a line in `FAMILIES`.
 """

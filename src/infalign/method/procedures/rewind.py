@@ -2,7 +2,7 @@
 
 It is the one procedure that looks at more than ranks within the policy: its distortion depends on how likely the policy
 is to fall below a quantile of the base policy. `rewinds` and `distortion` are for code that treats all procedures
-alike. The formulas are in docs/theory.md, optimum of Rewind-and-Repeat.
+alike. The formulas are in docs/derivations.md, optimum of Rewind-and-Repeat.
 """
 
 import re
