@@ -68,8 +68,11 @@ class Method:
             return offline[0].model_dump(include=shared)
         from_rollouts = [policy for policy in policies if not isinstance(policy, OnPolicy)]
         fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
-        assert fit.learning_rate is not None  # a recipe has one for every training
-        longer = {"epochs": EPOCHS_FACTOR * fit.epochs, "learning_rate": LEARNING_RATE_FACTOR * fit.learning_rate}
+        fit = fit.with_learning_rate(pretrained=recipe.policy.model is not None, adapter=fit.lora is not None)
+        longer = {
+            "epochs": EPOCHS_FACTOR * fit.passes,
+            "learning_rate": LEARNING_RATE_FACTOR * (fit.learning_rate or 0.0),
+        }
         return {"fit": fit.model_dump() | (longer if self.generates else {})}
 
 

@@ -100,7 +100,7 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
     assert "100,000 demonstrations" in out
     code, out, _ = main("status", "demo", "--set", f"run_dir={tmp_path / 'run'}")
     assert code == 4
-    assert f"0 of 25 done in {tmp_path / 'run'}" in out
+    assert f"0 of 27 done in {tmp_path / 'run'}" in out
     for words in (["run", "dmo"], ["recipes", "dmo"]):
         code, _, err = main(*words)
         assert code == 2

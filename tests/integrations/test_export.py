@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from infalign.method.optimum import optimum
-from infalign.method.shapings import parse_shaping, shape_rollouts
+from infalign.method.optimum import Optimal, optimum
+from infalign.method.shapings import shape_rollouts
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import read_yaml, write_yaml
 from infalign.recipe.stored_laws import reference_rewards
@@ -41,8 +41,9 @@ def test_the_optimum_leaves_the_run_as_a_spelling(main: Any, calibrated_run: Pat
     assert code == 0, err
     _, environment, command = map(shlex.split, out.splitlines())
     stored = reference_rewards(Layout(calibrated_run))
-    best = optimum(stored, recorded_recipe(calibrated_run).procedure, kl=0.5, objective="reward", smoothed=True)
-    shaping = parse_shaping(environment[2].removeprefix("INFALIGN_TRANSFORM="))
+    best = optimum(stored, recorded_recipe(calibrated_run).procedure, kl=0.5, objective="reward")
+    shaping = Optimal.parse(environment[2].removeprefix("INFALIGN_TRANSFORM="))
+    assert shaping is not None
     assert shaping == best.shaping
     assert shape_rollouts(shaping, stored).tolist() == best.shaped_PK.tolist()
     assert f"--beta={best.beta:.6g}" in command

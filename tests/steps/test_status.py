@@ -66,7 +66,7 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
     before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
     code, out, err = main("status", root)
     assert (code, err) == (0, "")
-    assert "19 of 19 done in" in out
+    assert "20 of 20 done in" in out
     left = ["evaluate-aware", "results", "card-aware", "report"]
     (root / "stages" / "evaluate-aware.json").unlink()
     code, out, _ = main("status", path, "--json")
@@ -83,14 +83,21 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
 @pytest.mark.parametrize(
     ("override", "reasons"),
     [
-        ("policies.aware.kl_budget=0.8", {"train-aware": "policies.aware.kl_budget 1.0 → 0.8"}),
+        (
+            "policies.aware.kl_budget=0.8",
+            {
+                "law-aware": "kl_budget 1.0 → 0.8",
+                "train-aware": "policies.aware.kl_budget 1.0 → 0.8; follows law-aware",
+            },
+        ),
         (
             "rollout.k=8",
             {
                 **{f"rollout-{i}": "rollout.k 6 → 8; 18 of 24 responses" for i in range(4)},
                 **{f"score-{i}": f"follows rollout-{i}; rollout.k 6 → 8" for i in range(4)},
                 "calibrate": "follows score-0, score-1, score-2 and 1 more",
-                "train-aware": "follows calibrate",
+                "law-aware": "follows score-0, score-1, score-2 and 1 more",
+                "train-aware": "follows calibrate, law-aware",
             },
         ),
     ],
@@ -183,7 +190,7 @@ def test_records_and_outputs_that_do_not_hold_say_why(folder: Path) -> None:
     record = read_record(stages / "train-aware.json")
     record["needs"] = {"calibrate": "another"}
     write_record(stages / "train-aware.json", record)
-    assert why(folder) == {"train-aware": "calibrate was redone; its output is missing"}
+    assert why(folder) == {"train-aware": "calibrate was redone; now needs law-aware; its output is missing"}
 
 
 def test_an_attempt_that_was_stopped_says_how_far_it_came(folder: Path) -> None:
@@ -200,7 +207,7 @@ def test_an_attempt_that_was_stopped_says_how_far_it_came(folder: Path) -> None:
     assert why(folder) == {"train-aware": "checkpoint at step 30 of 120"}
     asked = Run.of(recipe(folder))
     assert pending(whole_run.units(asked), asked.layout.root)["train-aware"].share == 0.25
-    assert why(folder, "policies.aware.kl_budget=0.8") == {}
+    assert why(folder, "policies.aware.kl_budget=0.8") == {"law-aware": "kl_budget 1.0 → 0.8"}
     (root / "stages" / "score-1.json").unlink()
     assert why(folder)["score-1"] == "18 responses scored"
     (root / "stages" / "rollout-1.json").unlink()
@@ -213,9 +220,9 @@ def test_a_run_says_once_why_it_does_something_again(folder: Path) -> None:
         (folder / "run" / "scores" / f"part-{part}.parquet").unlink()
     said = micro.printed(recipe(folder), until="calibrate")
     assert "again: score-0, score-1 (its output is missing)" in said
-    assert "again: calibrate (follows score-0, score-1)" in said
+    assert "again: calibrate, law-aware (follows score-0, score-1)" in said
     said = micro.printed(recipe(folder), until="calibrate")
-    assert said == ["10 of 10 steps are already done"]
+    assert said == ["11 of 11 steps are already done"]
 
 
 def test_another_version_is_shown_and_undoes_nothing(main: Any, folder: Path) -> None:

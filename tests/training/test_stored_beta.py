@@ -13,7 +13,7 @@ from scipy.special import expit, logit, rel_entr
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import write_table
 from infalign.method.calibration import Array
-from infalign.method.optimum import Optimal, optimum
+from infalign.method.optimum import Classes, Optimal, optimum
 from infalign.method.procedures import BestOfN, parse_procedure
 from infalign.method.shapings import Ranked, mean_kl, shape_rollouts
 from infalign.method.transforms import Exponential
@@ -96,7 +96,7 @@ def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: p
     """Of 1,200 prompts with ten distinct shares of successes."""
     solved = []
     solve = "infalign.method.optimum.Classes.solve"
-    plain = optimum.__globals__["Classes"].solve
+    plain = Classes.solve
     monkeypatch.setattr(solve, lambda laws, beta: solved.append(laws) or plain(laws, beta))
     shape_rollouts(Optimal(BestOfN(8), 0.1234), np.tile(CHECKED, (100, 1)))
     assert len(solved) == len(set(COUNTS))

@@ -130,11 +130,12 @@ def serve(
     from infalign.serving.web import bound, listen, token_for
 
     prepare_process(None)
-    token, at = token_for(host), bound(host, port)
-    served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
-    served = finding_answers(served, answer)
-    say(open_console(), f"{served.name}, served as {served.procedure.name}: http://{host}:{port}/v1")
-    listen(app(served, token=token, most=most), at)
+    token = token_for(host)
+    with bound(host, port) as at:
+        served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
+        served = finding_answers(served, answer)
+        say(open_console(), f"{served.name}, served as {served.procedure.name}: http://{host}:{port}/v1")
+        listen(app(served, token=token, most=most), at)
 
 
 def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list[Message], str]]":

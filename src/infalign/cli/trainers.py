@@ -65,5 +65,6 @@ def serve_reward(
     from infalign.integrations.server import app
     from infalign.serving.web import bound, listen, token_for
 
-    token, at = token_for(host), bound(host, port)
-    listen(app(calibrated(source, transform), find_tokenizer(source), token=token), at)
+    token = token_for(host)
+    with bound(host, port) as at:
+        listen(app(calibrated(source, transform), find_tokenizer(source), token=token), at)

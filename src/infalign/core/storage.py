@@ -138,6 +138,8 @@ def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
 def read_record(path: str | Path) -> dict[str, Any]:
     """Return a JSON object that `write_record` wrote. Raises DataError for one that is damaged."""
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a named pipe would be read for ever
+            raise ValueError("it is no file")
         record: dict[str, Any] = json.loads(Path(path).read_bytes())
         if record.pop("blake2b", None) != _seal(record):
             raise ValueError("its content does not match its hash")

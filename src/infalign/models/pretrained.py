@@ -231,5 +231,9 @@ def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
 
 
 def model_files(folder: str | Path) -> list[Path]:
-    """Return a folder's weights, configuration and tokenizer."""
-    return sorted(path for path in Path(folder).iterdir() if path.suffix in MODEL_FILES and path.is_file())
+    """Return a folder's weights, configuration and tokenizer. Raises ConfigError for what is no file, as a pipe."""
+    found = sorted(path for path in Path(folder).iterdir() if path.suffix in MODEL_FILES)
+    for path in found:
+        if not path.is_file():
+            raise ConfigError(f"{path} is no file; fetch the model again")
+    return found
