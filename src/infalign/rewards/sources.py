@@ -60,8 +60,7 @@ class Scorer:
             tokenizer = load_tokenizer(self.tokenizer)
             reward = RemoteReward(source.url, tokenizer, api_key_env=source.api_key_env, in_flight=source.in_flight)
         elif source.function is not None:
-            left = source.over_limit == "leave out"
-            reward = weighted_reward(source.functions, source.time_limit, leaves_out=left)
+            reward = weighted_reward(source.functions, source.time_limit)
         else:
             reward = self.classifier()
         check_unchanged(self.named(reward), self.shards())
@@ -109,8 +108,7 @@ class Scorer:
         """The label that scores are stored under: the identity, with a hash of the source for a function."""
         files = [file for spec in self.source.functions if (file := source_file(spec)) and file.is_file()]
         hashes = " ".join(hash_file(file)[:8] for file in files)
-        limit = self.source.time_limit, self.source.over_limit
-        within = "" if limit == (None, "wrong") else f" (limit {limit[0]}, {limit[1]})"
+        within = "" if self.source.time_limit is None else f" (limit {self.source.time_limit})"
         return f"{self.identity} (source {hashes}){within}" if files else f"{self.identity}{within}"
 
 
