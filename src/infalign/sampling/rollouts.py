@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +54,7 @@ def draw(
         prompt_id, count = Counter(prompt.prompt_id for prompt in prompts).most_common(1)[0]
         raise DataError(f"prompt {prompt_id!r} occurs {count} times; keep one")
     directory.mkdir(parents=True, exist_ok=True)
-    have_PK = _locate(directory, list(place), k).count_R.reshape(-1, k) > 0
+    have_PK = _locate(directory, list(place), k)[1].reshape(-1, k) > 0
     todo: list[int] = np.flatnonzero(~have_PK.all(axis=1)).tolist()
     drawn, total = int(have_PK.sum()), have_PK.size
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
@@ -150,7 +150,7 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
 
     Raises DataError naming the first missing or duplicated rollout.
     """
-    shards, shard_R, row_R, count_R = _locate(directory, prompt_ids, k)
+    drawn, count_R = _locate(directory, prompt_ids, k)
     for wrong, what in (
         (count_R == 0, "missing; remove this folder and rerun the same command"),
         (count_R > 1, "duplicated; delete one of the shards"),
@@ -161,12 +161,12 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
                 f"{directory}: {wrong.sum()} of {len(wrong)} rollouts (first: number {first % k} of prompt "
                 f"{prompt_ids[first // k]!r}) are {what}"
             )
-    return Drawn(shards, shard_R, row_R, k * SHARD_PROMPTS)
+    return drawn
 
 
 def count_drawn(directory: Path, prompt_ids: Sequence[str], k: int) -> int:
     """Return how many of rollouts 0 … k-1 of ``prompt_ids`` a folder has."""
-    return int(np.count_nonzero(_locate(directory, prompt_ids, k).count_R))
+    return int(np.count_nonzero(_locate(directory, prompt_ids, k)[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +197,8 @@ class Drawn:
         return pa.concat_tables(tables).take(offset[which] + self.row_of[rows])
 
 
-class _Located(NamedTuple):
-    """Where rollouts are: the shard and the row of each, and how often it occurs."""
-
-    shards: list[Path]
-    shard_R: NDArray[np.int32]
-    row_R: NDArray[np.int32]
-    count_R: NDArray[np.int32]
-
-
-def _locate(directory: Path, prompt_ids: Sequence[str], k: int) -> _Located:
+def _locate(directory: Path, prompt_ids: Sequence[str], k: int) -> tuple[Drawn, NDArray[np.int32]]:
+    """Return where rollouts are, and how often each occurs."""
     place, shards = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}, _shards(directory)
     shard_R, row_R, count_R = np.zeros((3, len(prompt_ids) * k), np.int32)
     for number, shard in enumerate(shards):
@@ -217,7 +209,7 @@ def _locate(directory: Path, prompt_ids: Sequence[str], k: int) -> _Located:
         keys = prompt[rows] * k + index[rows]
         shard_R[keys], row_R[keys] = number, rows
         np.add.at(count_R, keys, 1)
-    return _Located(shards, shard_R, row_R, count_R)
+    return Drawn(shards, shard_R, row_R, k * SHARD_PROMPTS), count_R
 
 
 def _shards(directory: Path) -> list[Path]:
