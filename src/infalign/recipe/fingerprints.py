@@ -63,8 +63,6 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     folder = Path(settings["data"].pop("folder"))
     for asked in (settings["rollout"]["engine"], *(settings[name] or {} for name in ("reward", "judge", "gold"))):
         asked.pop("in_flight", None)
-        if asked.get("time_limit") is None:  # as before there was this key
-            asked.pop("time_limit", None)
     for name in ("seed", "url", "command", "api_key_env"):
         settings["rollout"]["engine"].pop(name, None)
     if own := own_spellings(recipe.procedure):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -20,7 +20,7 @@ from typing import Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.core.user_code import user_code
-from infalign.method.by_name import OWN, TRL, VERL, unlogged
+from infalign.method.by_name import OWN, TRL, VERL, awaited, unlogged
 from infalign.method.reward import listed
 
 LOGGER = logging.getLogger(__name__)
@@ -141,12 +141,8 @@ def work(load: Callable[[], Any], needs: str, pipe: int) -> None:
             try:
                 with user_code(f"the reward function {function.__name__} raised"):
                     value = function(**given)
-                    value = asyncio.run(_awaited(value)) if isawaitable(value) else value
+                    value = asyncio.run(awaited(value)) if isawaitable(value) else value
                     connection.send(value if VERL in given else listed(value))
             except InfalignError as error:
                 connection.send(type(error)(str(error)))
             signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
