@@ -79,7 +79,7 @@ def main(prompts: int = 4800, tokens: int = 8) -> None:
         with timed("score", rows):
             drawn = find_rollouts(rollouts, found.prompt_ids, K)
             each = Lazy(rows, lambda i: found.conversations[i // K])
-            score_to(scores, reward, Batch(each, drawn.values("text")), on_progress=lambda done, total: None)
+            score_to(scores, reward, Batch(each, drawn.values("text")), on_progress=lambda *_: None)
 
 
 if __name__ == "__main__":

@@ -84,11 +84,7 @@ class Scorer:
         known: Path | None = None,
     ) -> Array:
         """Return rewards of responses by ``reward``, by default loaded; those in ``folder`` and ``known`` are kept."""
-        said = f"scores by {self.name}"
-        named = self.named(reward or self.load())
-        return score_to(
-            folder, named, rows, known=known, on_progress=lambda done, total: on_progress(done, total, said)
-        )
+        return score_to(folder, self.named(reward or self.load()), rows, known=known, on_progress=on_progress)
 
     @property
     def identity(self) -> str:

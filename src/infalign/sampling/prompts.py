@@ -80,7 +80,7 @@ class Sampler:
             on_progress(total, total, "responses")
             return
         with self.open(asked[0], seed=seed) as engine:
-            draw(engine, asked, k, folder, on_progress=lambda done, total: on_progress(done, total, "responses"))
+            draw(engine, asked, k, folder, on_progress=on_progress)
 
 
 def rollout_keys(prompt_ids: list[str], k: int) -> pa.Table:

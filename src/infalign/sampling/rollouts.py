@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from infalign.core.errors import DataError, PartialError, first_line
 from infalign.core.memory import at_once, free_memory, out_of_memory
+from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy, in_blocks
 from infalign.core.storage import listed, read_table, write_table
 from infalign.sampling.engine import Asked, ConcurrentEngine, Engine, Prompt, Response
@@ -39,14 +40,14 @@ def draw(
     k: int,
     directory: Path,
     *,
-    on_progress: Callable[[int, int], None],
+    on_progress: OnProgress,
 ) -> None:
     """Draw rollouts 0 … k-1 of each prompt into ``directory``/part-00000.parquet, part-00001.parquet, …
 
     Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds `SHARD_PROMPTS` prompts in
     their order, or those drawn before an exception, and is written atomically; an engine that draws for many prompts
-    at once is asked for what follows meanwhile. Calls ``on_progress(drawn, all)`` with numbers of responses after each
-    batch. If memory runs out, half as many responses are drawn at once from then on. Raises DataError if two prompts
+    at once is asked for what follows meanwhile. ``on_progress`` gets numbers of responses after each batch.
+    If memory runs out, half as many responses are drawn at once from then on. Raises DataError if two prompts
     share an id, PartialError if there is not enough memory for one response.
     """
     place = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
@@ -58,7 +59,7 @@ def draw(
     todo: list[int] = np.flatnonzero(~have_PK.all(axis=1)).tolist()
     drawn, total = int(have_PK.sum()), have_PK.size
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
-    on_progress(drawn, total)
+    on_progress(drawn, total, "responses")
     asked = ((prompts[i], np.flatnonzero(~have_PK[i]).tolist()) for i in todo)
     shards = deque(todo[start : start + SHARD_PROMPTS] for start in range(0, len(todo), SHARD_PROMPTS))
     rows: dict[int, list[dict[str, Any]]] = {}  # of the prompts that are drawn and not yet written
@@ -73,7 +74,7 @@ def draw(
             for batch in finished:
                 rows |= {place[one[0].prompt_id]: _rows(one, responses) for one, responses in batch}
                 drawn += sum(len(responses) for _, responses in batch)
-                on_progress(drawn, total)
+                on_progress(drawn, total, "responses")
                 while shards and rows.keys() >= set(shards[0]):
                     write(shards.popleft())
     finally:
