@@ -61,18 +61,9 @@ class RewardSource(Model):
         return self.function is None and self.url is None
 
     @property
-    def has_trunk(self) -> bool:
-        """Whether it is a model that another training can start from."""
-        return self.is_classifier and self.head is None
-
-    @property
     def trained(self) -> bool:
         """Whether the run trains it."""
         return self.fit is not None or self.head is not None
-
-    def shares_passes_with(self, other: "RewardSource") -> bool:
-        """Return whether both are heads on one frozen model, which is then read once for both."""
-        return self.head is not None and other.head is not None and self.model == other.model
 
     @model_validator(mode="after")
     def _usable(self) -> "RewardSource":

@@ -112,8 +112,8 @@ def load_rewards(scorers: Sequence[Scorer]) -> Iterator[tuple[Scorer, RewardFunc
     """Yield rewards with their functions, one after the other; heads on one frozen model share their passes."""
     found = dict[str, RewardFunction]()
     for scorer in scorers:
-        if scorer.name not in found:
-            heads = [other for other in scorers if other.source.shares_passes_with(scorer.source)]
+        if scorer.name not in found and scorer.source.head:
+            heads = [other for other in scorers if other.source.head and other.source.model == scorer.source.model]
             if len(heads) > 1:
                 shared = share_passes([head.classifier() for head in heads])
                 found |= zip((head.name for head in heads), shared, strict=True)
