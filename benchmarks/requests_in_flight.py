@@ -123,7 +123,7 @@ def main() -> int:
         engine = ServerEngine(url, "none", Vocabulary(tokenizer), Sampling(TOKENS), in_flight=in_flight)
         asked = [Prompt(f"p{i}", [2 + i % 50, 2 + i // 50]) for i in range(requests)]
         with tempfile.TemporaryDirectory() as folder:
-            draw(engine, asked, K, Path(folder), on_progress=lambda done, total: None)
+            draw(engine, asked, K, Path(folder), on_progress=lambda *_: None)
 
     def scores(requests: int, in_flight: int) -> None:
         reward = RemoteReward(f"{url}/get_reward", tokenizer, batch=BATCH, in_flight=in_flight)
@@ -131,7 +131,7 @@ def main() -> int:
         responses = [f"response {i}" for i in range(requests * BATCH)]
         with tempfile.TemporaryDirectory() as folder:
             named = NamedReward(reward, "reward", "reward")
-            score_to(Path(folder), named, Batch(prompts, responses), on_progress=lambda done, total: None)
+            score_to(Path(folder), named, Batch(prompts, responses), on_progress=lambda *_: None)
 
     works: dict[str, Callable[[int, int], None]] = {
         "bare": partial(bare, port),

@@ -21,8 +21,8 @@ from infalign.data.messages import MESSAGES, prompt_id
 from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_shard, score_to
 from infalign.sampling.engine import Engine, Response
-from infalign.sampling.prompts import PromptTable, rollout_progress
-from infalign.sampling.rollouts import SHARD_PROMPTS, draw_shard, find_rollouts, shard_path
+from infalign.sampling.prompts import PromptTable
+from infalign.sampling.rollouts import SHARD_PROMPTS, count_drawn, draw_shard, find_rollouts, shard_path
 
 K = 100
 
@@ -75,11 +75,11 @@ def main(prompts: int = 4800, tokens: int = 8) -> None:
             score_shard(shard_path(scores, number), reward, Batch(of_prompts, said))
         rows = prompts * K
         with timed("rollout", rows):
-            assert rollout_progress(found, K, rollouts) == f"{rows:,} of {rows:,} responses"
+            assert count_drawn(rollouts, found.prompt_ids, K) == rows
         with timed("score", rows):
             drawn = find_rollouts(rollouts, found.prompt_ids, K)
             each = Lazy(rows, lambda i: found.conversations[i // K])
-            score_to(scores, reward, Batch(each, drawn.values("text")), on_progress=lambda done, total: None)
+            score_to(scores, reward, Batch(each, drawn.values("text")), on_progress=lambda *_: None)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def directly(engine: ServerEngine, prompts: list[Prompt]) -> int:
 def ours(engine: ServerEngine, prompts: list[Prompt]) -> int:
     """Return the number of tokens that we draw and store."""
     with tempfile.TemporaryDirectory() as folder:
-        draw(engine, prompts, K, Path(folder), on_progress=lambda done, total: None)
+        draw(engine, prompts, K, Path(folder), on_progress=lambda *_: None)
         drawn = find_rollouts(Path(folder), [prompt.prompt_id for prompt in prompts], K)
         return sum(map(len, drawn.values("token_ids")))
 

@@ -51,7 +51,7 @@ def ids(count: int) -> list[str]:
     return [prompt.prompt_id for prompt in prompts(count)]
 
 
-def silent(done: int, total: int) -> None:
+def silent(*_: object) -> None:
     """Report no progress."""
 
 

@@ -62,7 +62,7 @@ def rows(root: Path) -> tuple[list[Any], list[str]]:
 
 def keep(lab: Lab, reward: Any) -> list[float]:
     """Score one part of the finished run's rollouts, a prompt a shard, and return the rewards."""
-    named, options = NamedReward(reward, "reward", "a"), {"shard_responses": 6, "on_progress": lambda done, total: None}
+    named, options = NamedReward(reward, "reward", "a"), {"shard_responses": 6, "on_progress": lambda *_: None}
     return score_to(lab.folder / "scores", named, Batch(*rows(lab.finished)), **options).tolist()
 
 

@@ -28,7 +28,7 @@ def drawn(lab: Lab, engine: Any, name: str = "drawn", prompts: int = 3) -> list[
     """Return six rollouts of each of the first training prompts."""
     table = pq.read_table(lab.finished / "data" / "train_prompts.parquet").slice(0, prompts)
     asked = [Prompt(row["prompt_id"], row["token_ids"]) for row in table.to_pylist()]
-    draw(engine, asked, 6, lab.folder / name, on_progress=lambda done, total: None)
+    draw(engine, asked, 6, lab.folder / name, on_progress=lambda *_: None)
     return read_rollouts(lab.folder / name, [prompt.prompt_id for prompt in asked], 6).to_pylist()
 
 

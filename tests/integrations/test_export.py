@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
 from infalign.method.optimum import Optimal, optimum
 from infalign.method.shapings import shape_rollouts
@@ -73,3 +74,17 @@ def test_a_run_that_is_not_calibrated_is_refused(main: Any, calibrated_run: Path
     code, _, err = main("export", tmp_path, "--to", "verl", "--transform", "exp:10", "--kl", "0.5")
     assert code == 3
     assert "calibrated.parquet does not exist" in err
+
+
+def test_a_reference_with_other_weights_is_refused(main: Any, calibrated_run: Path, tmp_path: Path) -> None:
+    """The rewards were ranked among the rollouts of the model that had its name."""
+    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
+    settings = read_yaml((run / "recipe.yaml").read_text())
+    folder = Path(shutil.copytree(settings["policy"]["model"], tmp_path / "policy"))
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * values for name, values in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    settings["policy"]["model"] = str(folder)
+    (run / "recipe.yaml").write_text(write_yaml(settings | {"run_dir": str(run)}))
+    code, _, err = main("export", run, "--to", "trl", "--transform", "exp:10", "--kl", "0.5")
+    assert code == 3
+    assert "calibrated.parquet was made before a change: the content of policy.model changed; rerun" in err

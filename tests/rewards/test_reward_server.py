@@ -91,7 +91,7 @@ def keep(
     folder: Path, reward: Any, prompts: Any = ASKED, responses: Any = SAID, *, made_by: str = "a", **more: Any
 ) -> np.ndarray:
     """Score rows into a folder, a prompt a shard."""
-    options = {"shard_responses": 1, "on_progress": lambda done, total: None} | more
+    options = {"shard_responses": 1, "on_progress": lambda *_: None} | more
     return score_to(folder, NamedReward(reward, "reward", made_by), Batch(prompts, responses), **options)
 
 

@@ -264,7 +264,7 @@ def verl(data_source, solution_str, ground_truth, extra_info): return {"score": 
 def test_a_check_that_does_not_end_is_ended(
     form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In any thread, also where C code runs: the response counts as wrong or its prompt is left out, which is said.
+    """In any thread, also where C code runs: the response counts as wrong, which is said.
 
     What the function raises is said as ever, and what it prints is in stderr.
     """
@@ -273,20 +273,18 @@ def test_a_check_that_does_not_end_is_ended(
     (tmp_path / "mine.py").write_text(LIMITED)
     columns, spec = [json.dumps({"data_source": "d", "ground_truth": "g"})] * 6, f"{tmp_path / 'mine.py'}:{form}"
 
-    def scored(responses: list[str], *, leaves_out: bool) -> list[float]:
-        reward = weighted_reward({spec: 1.0}, 0.4, leaves_out=leaves_out)
+    def scored(responses: list[str]) -> list[float]:
+        reward = weighted_reward({spec: 1.0}, 0.4)
         return score(reward, PROMPTS, responses, columns=columns, name="reward").tolist()
 
     odd = ["power", "die"] if form == "own" else ["", ""]
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(scored, ["a", "bb", odd[0], "a", "a", odd[1]], leaves_out=False).result()
+        found = thread.submit(scored, ["a", "bb", odd[0], "a", "a", odd[1]]).result()
     assert found == [1, 2, 0, 1, 1, 0]
     place = "runners" if form == "trl" else "mine"
     with pytest.raises(InfalignError, match=rf"raised ValueError in {place}\.py, line \d+: odd; fix it and rerun"):
-        scored(["a", "raise"] * 3, leaves_out=False)
+        scored(["a", "raise"] * 3)
     if form == "own":
         assert "2 of 6 responses took longer than 0.4 s or ended the process; they count as wrong" in caplog.text
-        found = scored(["a", "bb", "a", "die", "a", "a"], leaves_out=True)
-        np.testing.assert_array_equal(found, [1, 2, math.nan, math.nan, 1, 1])
     out, err = capfd.readouterr()
     assert ("by a shell" in err, "checked" in err, "checked" in out) == (True, True, False)

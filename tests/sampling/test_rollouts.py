@@ -209,7 +209,7 @@ PROMPTS = [Prompt(f"p{i}", [5, i + 4]) for i in range(7)]
 IDS = [prompt.prompt_id for prompt in PROMPTS]
 
 
-def silent(done: int, total: int) -> None:
+def silent(*_: object) -> None:
     """Report no progress."""
 
 
@@ -229,7 +229,7 @@ def test_an_interrupted_draw_continues_and_ends_identical(
     (stopped / ".part-00001.parquet.tmp").write_bytes(b"torn")
     (stopped / "part-x.parquet").write_bytes(b"torn")
     seen: list[tuple[int, int]] = []
-    draw(engine, PROMPTS, 6, stopped, on_progress=lambda *progress: seen.append(progress))
+    draw(engine, PROMPTS, 6, stopped, on_progress=lambda *progress: seen.append(progress[:2]))
     assert seen == [(36, 42), (42, 42)]
     assert read_rollouts(stopped, IDS, 6).equals(read_rollouts(tmp_path / "whole", IDS, 6))
 
@@ -245,7 +245,7 @@ def test_a_draw_that_is_stopped_between_prompts_has_the_batches_of_a_whole_one(
             batches.append(list(draws))
             return super().sample_together(draws)
 
-    def stop(done: int, total: int) -> None:
+    def stop(done: int, total: int, said: str) -> None:
         if done:
             raise KeyboardInterrupt
 

@@ -24,7 +24,7 @@ from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.server import ServerEngine
 
 
-def silent(done: int, total: int) -> None:
+def silent(*_: object) -> None:
     """Report no progress."""
 
 
@@ -100,7 +100,7 @@ def test_nothing_runs_far_ahead_of_a_slow_answer(server: RolloutServer, tmp_path
     server.answer = first_last  # type: ignore[method-assign]
     engine, seen = served(server, in_flight=2), list[tuple[int, int]]()
 
-    def progress(done: int, total: int) -> None:
+    def progress(done: int, total: int, said: str) -> None:
         seen.append((done, len(server.bodies)))
         if done == 7:
             release.set()
@@ -118,7 +118,7 @@ def test_a_request_that_hangs_holds_up_no_other(server: RolloutServer, tmp_path:
     sampling = Sampling(12)
     engine = ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), sampling, in_flight=4, read_seconds=2.0)
     seen = list[int]()
-    draw(engine, MANY[:12], 2, tmp_path / "hung", on_progress=lambda done, total: seen.append(done))
+    draw(engine, MANY[:12], 2, tmp_path / "hung", on_progress=lambda done, *_: seen.append(done))
     assert len(server.under_way) == 3  # they hang for ten seconds
     assert seen == list(range(0, 26, 2))
     server.script = []
@@ -132,7 +132,7 @@ def test_an_interrupted_draw_does_not_wait_and_draws_nothing_twice(server: Rollo
     draw(served(server), MANY, 2, tmp_path / "whole", on_progress=silent)
     server.script = [None] * 5 + ["hang"] * 27
 
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(done: int, total: int, said: str) -> None:
         if done == 10:
             raise KeyboardInterrupt
 

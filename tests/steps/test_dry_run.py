@@ -28,7 +28,7 @@ from infalign.pipeline.units import Unit, identify
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.sampling.prompts import PromptTable
-from infalign.steps.data import make_tokenizer, prepare_data
+from infalign.steps.data import prepare_data
 from infalign.steps.dry_run import print_plan
 from infalign.steps.run import READ, TRAINED, Pass, Run
 from infalign.steps.time_estimate import (
@@ -106,8 +106,7 @@ def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path, world: int
     run = run_of(tmp_path / "run", data={"sources": [{"world": world}], "max_prompt_tokens": 48})
     recipe, counts = run.recipe, counted(run)
     run.layout.root.mkdir()
-    make = partial(make_tokenizer, recipe.policy, None)
-    made = prepare_data(recipe.data, make, run.layout, judge_learns=True, seed=0, on_progress=lambda *_: None)
+    made = prepare_data(recipe, run.layout, None, on_progress=lambda *_: None)
     for table, rows in counts.rows.items():
         prompts = made[f"{table.partition('_')[0]}_prompts"] if "prompts" in table else 0
         beyond = 0.3 * prompts if world > SAMPLED_ROWS else 0.05 * prompts

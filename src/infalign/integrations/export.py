@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from infalign.core.errors import ConfigError
+from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import prompts_of
+from infalign.pipeline.pending import changes
+from infalign.pipeline.records import records
 from infalign.recipe.stored_laws import reference_rewards
 from infalign.training.solvers.base import read_aim
 
@@ -39,7 +41,7 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     from infalign.models.tokenizers import prints_date
     from infalign.steps.run import Run
     from infalign.steps.status import recorded_recipe
-    from infalign.steps.whole_run import check_opened
+    from infalign.steps.whole_run import check_opened, units
 
     this = Run.of(recorded_recipe(run))
     policy = this.recipe.policy
@@ -50,7 +52,11 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
             f"save the tokenizer of {this.layout.tokenizer} in a copy of the folder, and start the run from the copy"
         )
     check_opened(this, this.layout.data, this.layout.calibrated, this.reference, *this.reward_inputs("reward"))
-    this.provenance.check(this.layout)
+    made = records(run)
+    for unit in units(this, until="score"):
+        if unit.name in made and unit.stage in ("rollout", "score"):
+            for change in changes(made[unit.name]["settings"], unit.settings):
+                raise DataError(f"{this.layout.calibrated} was made before a change: {change}; rerun the recipe")
     table = read_table(this.layout.calibrated, ["prompt", "prompt_id", "reference_rewards", "columns"])
     path = run / "export" / framework / "train.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -105,9 +105,9 @@ class ByName(UserReward):
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # a main thread stays the main thread, where signals work
-            return asyncio.run(_awaited(result))
+            return asyncio.run(awaited(result))
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, _awaited(result)).result()
+            return thread.submit(asyncio.run, awaited(result)).result()
 
     def _check(self, columns: Mapping[str, Sequence[object]], given: Collection[str], prompts: Sequence[Any]) -> None:
         needed = [
@@ -172,7 +172,8 @@ def warn_of_column(name: str) -> None:
     LOGGER.warning("! %s", why_left_out(name))
 
 
-async def _awaited(result: Awaitable[Any]) -> Any:
+async def awaited(result: Awaitable[Any]) -> Any:
+    """Return what an asynchronous function gives."""
     return await result
 
 

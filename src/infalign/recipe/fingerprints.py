@@ -63,8 +63,6 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     folder = Path(settings["data"].pop("folder"))
     for asked in (settings["rollout"]["engine"], *(settings[name] or {} for name in ("reward", "judge", "gold"))):
         asked.pop("in_flight", None)
-        if (asked.get("time_limit"), asked.get("over_limit")) == (None, "wrong"):  # as before there were these keys
-            del asked["time_limit"], asked["over_limit"]
     for name in ("seed", "url", "command", "api_key_env"):
         settings["rollout"]["engine"].pop(name, None)
     if own := own_spellings(recipe.procedure):

@@ -145,7 +145,8 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _solvers_can_work(self) -> "Recipe":
-        facts = RecipeFacts(self.procedure, self.rollout.k, has_reward_model=self.reward.has_trunk)
+        has_reward_model = self.reward.is_classifier and self.reward.head is None
+        facts = RecipeFacts(self.procedure, self.rollout.k, has_reward_model=has_reward_model)
         for name, policy in self.policies.items():
             try:
                 policy.find_teacher(self.policies)

@@ -16,33 +16,27 @@ from infalign.rewards.limited import SECONDS, Limited
 MAY_HANG = {"trl.rewards:accuracy_reward", "trl.rewards:reasoning_accuracy_reward"}  # as math_verify
 
 
-def function_reward(spec: str, seconds: float | None = None, late: float | None = 0.0) -> ByName:
+def function_reward(spec: str, seconds: float | None = None) -> ByName:
     """Return a reward function, which is called by the names of its parameters; raises as `import_function`.
 
     With ``seconds``, and if it may hang, it is `Limited`.
     """
     function = ByName(import_function(spec))
     may_hang = seconds or spec in MAY_HANG or isinstance(function.function, Limited)
-    return ByName(_limited(function.function, spec, seconds or SECONDS, late)) if may_hang else function
+    return ByName(_limited(function.function, spec, seconds or SECONDS)) if may_hang else function
 
 
 @cache
-def _limited(function: Callable[..., Any], spec: str, seconds: float, late: float | None) -> Limited:
+def _limited(function: Callable[..., Any], spec: str, seconds: float) -> Limited:
     """Return a function with a time limit; all parts of a run that a process scores share its process."""
-    if isinstance(function, Limited):
-        return replace(function, seconds=seconds, late=late)
-    return Limited(function, spec, seconds, late)
+    return replace(function, seconds=seconds) if isinstance(function, Limited) else Limited(function, spec, seconds)
 
 
 @dataclass(frozen=True)
 class WeightedSum(UserReward):
-    """Σ_i w_i·r_i of functions; one that returns None for a response adds nothing to it, and None of all stays None.
-
-    With ``leaves_out`` a prompt is left out as soon as one function returns None for one response to it.
-    """
+    """Σ_i w_i·r_i of functions; one that returns None for a response adds nothing to it, and None of all stays None."""
 
     parts: tuple[tuple[ByName, float], ...]
-    leaves_out: bool = False
 
     def __call__(self, prompts: list[Any], responses: Sequence[str], *rest: Any, **more: Any) -> list[float | None]:
         """Return the sum for each response; takes what `ByName` takes, and raises as `checked_rewards`."""
@@ -51,18 +45,11 @@ class WeightedSum(UserReward):
             values, about = function(prompts, responses, *rest, **more), f"of {function.name}"
             found = checked_rewards(values, prompts, first=0, name=about, of_function=True)
             terms.append([weight * float(value) for value in found])
-        if self.leaves_out:
-            left = [prompt for prompt, *of_row in zip(prompts, *terms, strict=True) if any(map(math.isnan, of_row))]
-            terms = [[math.nan if p in left else term for p, term in zip(prompts, of, strict=True)] for of in terms]
         given = [[term for term in of_row if not math.isnan(term)] for of_row in zip(*terms, strict=True)]
         return [math.fsum(of_row) if of_row else None for of_row in given]
 
 
-def weighted_reward(
-    weights: Mapping[str, float], seconds: float | None = None, *, leaves_out: bool = False
-) -> UserReward:
+def weighted_reward(weights: Mapping[str, float], seconds: float | None = None) -> UserReward:
     """Return the weighted sum of reward functions, or the one there is with weight 1; raises as `function_reward`."""
-    late = None if leaves_out else 0.0
-    parts = tuple((function_reward(spec, seconds, late), weight) for spec, weight in weights.items())
-    alone = [weight for _, weight in parts] == [1] and not leaves_out
-    return parts[0][0] if alone else WeightedSum(parts, leaves_out)
+    parts = tuple((function_reward(spec, seconds), weight) for spec, weight in weights.items())
+    return parts[0][0] if [*weights.values()] == [1] else WeightedSum(parts)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -20,7 +20,7 @@ from typing import Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.core.user_code import user_code
-from infalign.method.by_name import OWN, TRL, VERL, unlogged
+from infalign.method.by_name import OWN, TRL, VERL, awaited, unlogged
 from infalign.method.reward import listed
 
 LOGGER = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ limited.work(lambda: user_code.import_function({spec!r}), {needs!r}, {pipe})
 class Limited:
     """A reward function that has ``seconds`` for each response, in a process that imports it as ``spec``.
 
-    A response that takes longer, or that ends the process, gets the reward ``late``; a warning says how many do. The
+    A response that takes longer, or that ends the process, gets the reward 0; a warning says how many do. The
     process imports ``needs`` before the time counts, and what it prints goes to stderr. Raises what the function
     raises, as InfalignError.
     """
@@ -48,7 +48,6 @@ class Limited:
     function: Callable[..., Any]
     spec: str
     seconds: float
-    late: float | None = 0.0
     needs: str = __name__
 
     def __post_init__(self) -> None:
@@ -67,12 +66,9 @@ class Limited:
         with self._lock:
             found = [self._checked(row) for row in rows]
         if late := sum(one is LATE for one in found):
-            become = "are left out" if self.late is None else "count as wrong"
-            said = (
-                f"{late} of {number} responses took longer than {self.seconds:g} s or ended the process; they {become}"
-            )
-            LOGGER.warning("! %s: %s", self.spec, said)
-        rewards = [self.late if one is LATE else one for one in found]
+            said = f"{late} of {number} responses took longer than {self.seconds:g} s or ended the process"
+            LOGGER.warning("! %s: %s; they count as wrong", self.spec, said)
+        rewards = [0.0 if one is LATE else one for one in found]
         return rewards[0] if VERL in given else rewards
 
     def _checked(self, given: dict[str, Any]) -> Any:
@@ -145,12 +141,8 @@ def work(load: Callable[[], Any], needs: str, pipe: int) -> None:
             try:
                 with user_code(f"the reward function {function.__name__} raised"):
                     value = function(**given)
-                    value = asyncio.run(_awaited(value)) if isawaitable(value) else value
+                    value = asyncio.run(awaited(value)) if isawaitable(value) else value
                     connection.send(value if VERL in given else listed(value))
             except InfalignError as error:
                 connection.send(type(error)(str(error)))
             signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result

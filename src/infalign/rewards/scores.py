@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from infalign.core.errors import DataError
-from infalign.core.progress import NOTHING, SoFar
+from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.storage import listed, read_table, write_table
 from infalign.data.messages import Message, prompt_id, prompts_of, to_column
 from infalign.method.calibration import Array
@@ -43,7 +43,7 @@ def score_to(
     *,
     shard_responses: int = 512,
     known: Path | None = None,
-    on_progress: Callable[[int, int], None],
+    on_progress: OnProgress,
 ) -> Array:
     """Return the rewards of all rows, shape (rows,), and store them in ``directory``/part-00000.parquet, ….
 
@@ -53,7 +53,7 @@ def score_to(
     once: a stopped run continues, rows can be added, and equal responses tie, also with those of ``known``. A shard
     holds one or more prompts with at most ``shard_responses`` distinct responses together (one prompt may have more)
     and is written atomically; a reward that works on many batches at once is given several shards. Shards with another
-    ``made_by`` are removed. Calls ``on_progress(done, all)`` with numbers of distinct responses. Raises as `score`
+    ``made_by`` are removed. ``on_progress`` gets numbers of distinct responses. Raises as `score`
     does, with rows counted from the start of the shard. Responses are held in memory for a few shards only.
     """
     prompts, responses, _ = rows
@@ -75,8 +75,8 @@ def score_to(
         rewards_D[found], known_D[found] = np.array(given, float)[places], True
     missing = np.flatnonzero(~known_D)
     missing = missing[np.lexsort((row_D[missing], prompt_R[row_D[missing]]))]
-    done, total = len(key_D) - len(missing), len(key_D)
-    on_progress(done, total)
+    done, total, said = len(key_D) - len(missing), len(key_D), f"scores by {reward.name}"
+    on_progress(done, total, said)
     under_way = dict[int, tuple[NDArray[np.intp], Batch]]()  # what each shard scores, by its number
 
     def batches() -> Iterator[Batch]:
@@ -91,7 +91,7 @@ def score_to(
             _write(directory / f"part-{first + number:05d}.parquet", reward.made_by, batch, values)
             rewards_D[wanted] = values
             done += len(values)
-            on_progress(done, total)
+            on_progress(done, total, said)
     rewards = rewards_D[distinct_R]
     check_left_out(prompts, rewards, name=reward.name)
     return rewards

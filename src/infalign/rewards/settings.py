@@ -1,6 +1,6 @@
 """Where rewards come from."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -18,7 +18,7 @@ class Head(Settings):
     """
 
     pairs: Count = Field(4000, description="maximum number of training pairs")
-    max_length: Count = Field(512, description="longer pairs are dropped and counted")
+    max_length: Count = Field(512, description="longer rows are dropped and counted")
 
 
 class RewardSource(Model):
@@ -36,11 +36,8 @@ class RewardSource(Model):
         None,
         description=(
             "seconds that a function has for a response, which it then gets alone, in a process that is ended if it "
-            "takes longer; default: none, for checkers that may hang 5"
+            "takes longer: the reward is 0; default: none, for checkers that may hang 5"
         ),
-    )
-    over_limit: Literal["wrong", "leave out"] = Field(
-        "wrong", description="a response over the limit has the reward 0, or its prompt is left out"
     )
     url: Annotated[str, AfterValidator(checked_url)] | None = Field(
         None,
@@ -64,18 +61,9 @@ class RewardSource(Model):
         return self.function is None and self.url is None
 
     @property
-    def has_trunk(self) -> bool:
-        """Whether it is a model that another training can start from."""
-        return self.is_classifier and self.head is None
-
-    @property
     def trained(self) -> bool:
         """Whether the run trains it."""
         return self.fit is not None or self.head is not None
-
-    def shares_passes_with(self, other: "RewardSource") -> bool:
-        """Return whether both are heads on one frozen model, which is then read once for both."""
-        return self.head is not None and other.head is not None and self.model == other.model
 
     @model_validator(mode="after")
     def _usable(self) -> "RewardSource":
@@ -85,8 +73,8 @@ class RewardSource(Model):
             raise ValueError("give `function` or `url`, not both")
         if self.api_key_env is not None and self.url is None:
             raise ValueError("api_key_env requires a `url`")
-        if self.function is None and (self.time_limit is not None or self.over_limit != "wrong"):
-            raise ValueError("time_limit and over_limit require a `function`")
+        if self.function is None and self.time_limit is not None:
+            raise ValueError("time_limit requires a `function`")
         if self.in_flight is not None and self.url is None:
             raise ValueError("in_flight requires a `url`")
         if not self.is_classifier and (self.model or self.scratch or self.trained):

@@ -60,8 +60,7 @@ class Scorer:
             tokenizer = load_tokenizer(self.tokenizer)
             reward = RemoteReward(source.url, tokenizer, api_key_env=source.api_key_env, in_flight=source.in_flight)
         elif source.function is not None:
-            left = source.over_limit == "leave out"
-            reward = weighted_reward(source.functions, source.time_limit, leaves_out=left)
+            reward = weighted_reward(source.functions, source.time_limit)
         else:
             reward = self.classifier()
         check_unchanged(self.named(reward), self.shards())
@@ -85,11 +84,7 @@ class Scorer:
         known: Path | None = None,
     ) -> Array:
         """Return rewards of responses by ``reward``, by default loaded; those in ``folder`` and ``known`` are kept."""
-        said = f"scores by {self.name}"
-        named = self.named(reward or self.load())
-        return score_to(
-            folder, named, rows, known=known, on_progress=lambda done, total: on_progress(done, total, said)
-        )
+        return score_to(folder, self.named(reward or self.load()), rows, known=known, on_progress=on_progress)
 
     @property
     def identity(self) -> str:
@@ -109,8 +104,7 @@ class Scorer:
         """The label that scores are stored under: the identity, with a hash of the source for a function."""
         files = [file for spec in self.source.functions if (file := source_file(spec)) and file.is_file()]
         hashes = " ".join(hash_file(file)[:8] for file in files)
-        limit = self.source.time_limit, self.source.over_limit
-        within = "" if limit == (None, "wrong") else f" (limit {limit[0]}, {limit[1]})"
+        within = "" if self.source.time_limit is None else f" (limit {self.source.time_limit})"
         return f"{self.identity} (source {hashes}){within}" if files else f"{self.identity}{within}"
 
 
@@ -118,8 +112,8 @@ def load_rewards(scorers: Sequence[Scorer]) -> Iterator[tuple[Scorer, RewardFunc
     """Yield rewards with their functions, one after the other; heads on one frozen model share their passes."""
     found = dict[str, RewardFunction]()
     for scorer in scorers:
-        if scorer.name not in found:
-            heads = [other for other in scorers if other.source.shares_passes_with(scorer.source)]
+        if scorer.name not in found and scorer.source.head:
+            heads = [other for other in scorers if other.source.head and other.source.model == scorer.source.model]
             if len(heads) > 1:
                 shared = share_passes([head.classifier() for head in heads])
                 found |= zip((head.name for head in heads), shared, strict=True)

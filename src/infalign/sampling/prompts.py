@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from infalign.core.progress import NOTHING, OnProgress, SoFar
+from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy, in_blocks, token_lists
 from infalign.core.storage import listed, read_table
 from infalign.data.messages import Message, prompts_of
@@ -80,13 +80,7 @@ class Sampler:
             on_progress(total, total, "responses")
             return
         with self.open(asked[0], seed=seed) as engine:
-            draw(engine, asked, k, folder, on_progress=lambda done, total: on_progress(done, total, "responses"))
-
-
-def rollout_progress(prompts: Prompts, k: int, folder: Path) -> SoFar:
-    """Return how many of ``k`` responses to each prompt a folder has: ``30 of 72 responses``."""
-    drawn, total = count_drawn(folder, prompts.prompt_ids, k), len(prompts.prompt_ids) * k
-    return SoFar(f"{drawn:,} of {total:,} responses", drawn / total) if drawn else NOTHING
+            draw(engine, asked, k, folder, on_progress=on_progress)
 
 
 def rollout_keys(prompt_ids: list[str], k: int) -> pa.Table:

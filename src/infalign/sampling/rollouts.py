@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from infalign.core.errors import DataError, PartialError, first_line
 from infalign.core.memory import at_once, free_memory, out_of_memory
+from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy, in_blocks
 from infalign.core.storage import listed, read_table, write_table
 from infalign.sampling.engine import Asked, ConcurrentEngine, Engine, Prompt, Response
@@ -39,14 +40,14 @@ def draw(
     k: int,
     directory: Path,
     *,
-    on_progress: Callable[[int, int], None],
+    on_progress: OnProgress,
 ) -> None:
     """Draw rollouts 0 … k-1 of each prompt into ``directory``/part-00000.parquet, part-00001.parquet, …
 
     Skips existing rollouts, so a stopped run continues and ``k`` can grow. A shard holds `SHARD_PROMPTS` prompts in
     their order, or those drawn before an exception, and is written atomically; an engine that draws for many prompts
-    at once is asked for what follows meanwhile. Calls ``on_progress(drawn, all)`` with numbers of responses after each
-    batch. If memory runs out, half as many responses are drawn at once from then on. Raises DataError if two prompts
+    at once is asked for what follows meanwhile. ``on_progress`` gets numbers of responses after each batch.
+    If memory runs out, half as many responses are drawn at once from then on. Raises DataError if two prompts
     share an id, PartialError if there is not enough memory for one response.
     """
     place = {prompt.prompt_id: number for number, prompt in enumerate(prompts)}
@@ -54,11 +55,11 @@ def draw(
         prompt_id, count = Counter(prompt.prompt_id for prompt in prompts).most_common(1)[0]
         raise DataError(f"prompt {prompt_id!r} occurs {count} times; keep one")
     directory.mkdir(parents=True, exist_ok=True)
-    have_PK = _locate(directory, list(place), k).count_R.reshape(-1, k) > 0
+    have_PK = _locate(directory, list(place), k)[1].reshape(-1, k) > 0
     todo: list[int] = np.flatnonzero(~have_PK.all(axis=1)).tolist()
     drawn, total = int(have_PK.sum()), have_PK.size
     number = 1 + max((int(shard.stem.removeprefix("part-")) for shard in _shards(directory)), default=-1)
-    on_progress(drawn, total)
+    on_progress(drawn, total, "responses")
     asked = ((prompts[i], np.flatnonzero(~have_PK[i]).tolist()) for i in todo)
     shards = deque(todo[start : start + SHARD_PROMPTS] for start in range(0, len(todo), SHARD_PROMPTS))
     rows: dict[int, list[dict[str, Any]]] = {}  # of the prompts that are drawn and not yet written
@@ -73,7 +74,7 @@ def draw(
             for batch in finished:
                 rows |= {place[one[0].prompt_id]: _rows(one, responses) for one, responses in batch}
                 drawn += sum(len(responses) for _, responses in batch)
-                on_progress(drawn, total)
+                on_progress(drawn, total, "responses")
                 while shards and rows.keys() >= set(shards[0]):
                     write(shards.popleft())
     finally:
@@ -150,7 +151,7 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
 
     Raises DataError naming the first missing or duplicated rollout.
     """
-    shards, shard_R, row_R, count_R = _locate(directory, prompt_ids, k)
+    drawn, count_R = _locate(directory, prompt_ids, k)
     for wrong, what in (
         (count_R == 0, "missing; remove this folder and rerun the same command"),
         (count_R > 1, "duplicated; delete one of the shards"),
@@ -161,12 +162,12 @@ def find_rollouts(directory: Path, prompt_ids: Sequence[str], k: int) -> "Drawn"
                 f"{directory}: {wrong.sum()} of {len(wrong)} rollouts (first: number {first % k} of prompt "
                 f"{prompt_ids[first // k]!r}) are {what}"
             )
-    return Drawn(shards, shard_R, row_R, k * SHARD_PROMPTS)
+    return drawn
 
 
 def count_drawn(directory: Path, prompt_ids: Sequence[str], k: int) -> int:
     """Return how many of rollouts 0 … k-1 of ``prompt_ids`` a folder has."""
-    return int(np.count_nonzero(_locate(directory, prompt_ids, k).count_R))
+    return int(np.count_nonzero(_locate(directory, prompt_ids, k)[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +198,8 @@ class Drawn:
         return pa.concat_tables(tables).take(offset[which] + self.row_of[rows])
 
 
-class _Located(NamedTuple):
-    """Where rollouts are: the shard and the row of each, and how often it occurs."""
-
-    shards: list[Path]
-    shard_R: NDArray[np.int32]
-    row_R: NDArray[np.int32]
-    count_R: NDArray[np.int32]
-
-
-def _locate(directory: Path, prompt_ids: Sequence[str], k: int) -> _Located:
+def _locate(directory: Path, prompt_ids: Sequence[str], k: int) -> tuple[Drawn, NDArray[np.int32]]:
+    """Return where rollouts are, and how often each occurs."""
     place, shards = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}, _shards(directory)
     shard_R, row_R, count_R = np.zeros((3, len(prompt_ids) * k), np.int32)
     for number, shard in enumerate(shards):
@@ -217,7 +210,7 @@ def _locate(directory: Path, prompt_ids: Sequence[str], k: int) -> _Located:
         keys = prompt[rows] * k + index[rows]
         shard_R[keys], row_R[keys] = number, rows
         np.add.at(count_R, keys, 1)
-    return _Located(shards, shard_R, row_R, count_R)
+    return Drawn(shards, shard_R, row_R, k * SHARD_PROMPTS), count_R
 
 
 def _shards(directory: Path) -> list[Path]:

@@ -152,8 +152,8 @@ def _other_scorer(run: Run, reward: str) -> Scorer:
     key = REWARD_KEY_VARIABLE if REWARD_KEY_VARIABLE in os.environ else None
     is_url = reward.startswith(("http://", "https://"))
     try:
-        same = run.recipe.reward.model_dump(include={"time_limit", "over_limit"})
-        named = {"url": reward, "api_key_env": key} if is_url else {"function": reward} | same
+        own = {"function": reward, "time_limit": run.recipe.reward.time_limit}
+        named = {"url": reward, "api_key_env": key} if is_url else own
         source = RewardSource.model_validate(named)
     except ValidationError as error:
         raise ConfigError(f"--reward {reward}: {error.errors()[0]['msg']}") from error

@@ -1,6 +1,6 @@
 """The stage data: rows of all sources to the tables that training reads, and the tokenizer."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -14,7 +14,7 @@ from infalign.core.storage import remove, write_table, write_text, writing
 from infalign.core.user_code import import_function
 from infalign.data.examples import Example, to_table
 from infalign.data.messages import to_text
-from infalign.data.sources import Data, drop_groups, read_examples, split_by_group
+from infalign.data.sources import drop_groups, read_examples, split_by_group
 from infalign.method.by_name import GIVEN
 from infalign.models.conversations import find_refused, marked_text, prompt_ids_or_errors, spells_control, training_ids
 from infalign.models.settings import PolicyModel
@@ -22,6 +22,7 @@ from infalign.models.tokenizers import check_response_end, load_tokenizer
 from infalign.pipeline.records import record_path
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
+from infalign.recipe.settings import Recipe
 from infalign.steps.run import Run
 
 HELD_OUT_PAIRS = 512
@@ -31,20 +32,15 @@ MAX_TRAINING_CHARACTERS = 10_000  # per text that trains a tokenizer, whose cost
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield the one unit of this stage: all tables and the tokenizer."""
-    recipe, layout = run.recipe, run.layout
-    learns = recipe.judge_learns
-    policy = run.contents["policy"]
-    make = partial(make_tokenizer, recipe.policy, run.date)
-    functions = [spec for source in recipe.rewards.values() for spec in source.functions]
-    prepare = partial(prepare_data, recipe.data, make, layout, functions=functions)
+    policy, learns = run.contents["policy"], run.recipe.judge_learns
     tokenizer = {name: policy[name] for name in ("model", "scratch", "chat_template") if name in policy}
     yield Unit(
         "data",
         "data",
         inputs=(),
         settings=run.key("data") | {"policy": tokenizer, "judge": {"fit": learns}, "date": run.date},
-        output=layout.data,
-        work=partial(prepare, judge_learns=learns, seed=recipe.seed),
+        output=run.layout.data,
+        work=partial(prepare_data, run.recipe, run.layout, run.date),
         clears=True,
     )
 
@@ -61,15 +57,16 @@ class Split(NamedTuple):
     overlapping: int
 
 
-def split(data: Data, examples: list[Example], test: list[Example], *, judge_learns: bool, seed: int) -> Split:
+def split(recipe: Recipe, examples: list[Example], test: list[Example]) -> Split:
     """Return the rows of ``data.sources`` and of ``data.test`` as a run uses them, without leaks between the tables."""
+    data, seed = recipe.data, recipe.seed
     if data.test:
         train, overlapping = drop_groups(examples, test)
     else:
         fraction = data.test_fraction
         parts = split_by_group(examples, {"test": fraction, "train": 1 - fraction}, seed=seed)
         train, test, overlapping = parts["train"], parts["test"], 0
-    fraction = data.judge_fraction if judge_learns else 0.0  # an untrained judge leaves them to the reward
+    fraction = data.judge_fraction if recipe.judge_learns else 0.0  # an untrained judge leaves them to the reward
     parts = split_by_group(train, {"judge": fraction, "reward": 1 - fraction}, seed=seed + 1)
     # One pair per conversation start, so that pairs are independent; their order depends on their text alone.
     ordered = sorted((e for e in test if e.rejected is not None), key=lambda e: e.group + e.prompt_id)
@@ -82,36 +79,29 @@ def split(data: Data, examples: list[Example], test: list[Example], *, judge_lea
     return Split(train, tables, {"train": parts["reward"], "test": test}, overlapping)
 
 
-def prepare_data(
-    data: Data,
-    make: Callable[[list[Example]], Any],
-    layout: Layout,
-    *,
-    functions: Sequence[str] = (),
-    judge_learns: bool,
-    seed: int,
-    on_progress: OnProgress,
-) -> Summary:
-    """Read the sources, split them without leaks, ``make`` the tokenizer and write the tables that training reads.
+def prepare_data(recipe: Recipe, layout: Layout, date: str | None, *, on_progress: OnProgress) -> Summary:
+    """Read the sources, split them without leaks, make the tokenizer and write the tables that training reads.
 
     Rows that the chat template refuses are invalid, and those whose prompt another row has with other tools or columns
-    that reward ``functions`` name. Duplicate rows count twice, and ``repeated`` is their number; ``contradictory`` is
+    that reward functions name. Duplicate rows count twice, and ``repeated`` is their number; ``contradictory`` is
     that of the rows whose pair is also there the other way round. Rollouts are drawn once per distinct prompt, which
     has the columns in which its rows agree. Prompts over ``max_prompt_tokens`` are left out and counted. Nothing is
     written before all data is checked.
     """
-    examples, skipped = read_examples(data, data.sources, seed=seed)
-    test, skipped_test = read_examples(data, data.test, seed=seed)
+    data = recipe.data
+    examples, skipped = read_examples(data, data.sources, seed=recipe.seed)
+    test, skipped_test = read_examples(data, data.test, seed=recipe.seed)
     skipped += skipped_test
-    found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
+    found = split(recipe, examples, test)
 
-    tokenizer = make(found.train)
+    tokenizer = make_tokenizer(recipe.policy, date, found.train)
     asked = _ask(tokenizer, [*examples, *test])
-    read = {"tools", *(name for spec in functions for name in signature(import_function(spec)).parameters)}
+    functions = [import_function(spec) for source in recipe.rewards.values() for spec in source.functions]
+    read = {"tools", *(name for function in functions for name in signature(function).parameters)}
     if refused := _refused(tokenizer, asked, [*examples, *test], read, skip_invalid=data.skip_invalid):
         skipped += refused.values()
         examples, test = ([e for e in rows if e.where not in refused] for rows in (examples, test))
-        found = split(data, examples, test, judge_learns=judge_learns, seed=seed)
+        found = split(recipe, examples, test)
     most = data.max_prompt_tokens
     prompts = {name: _distinct_prompts(rows, asked, most) for name, rows in found.asking.items()}
     for name, (short, _) in prompts.items():

@@ -21,9 +21,8 @@ from infalign.report.card import write_card
 from infalign.report.results import FORMAT, read_results, write_results
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.trackers import track
-from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer, load_rewards
-from infalign.sampling.prompts import PromptTable, repeated, rollout_keys
+from infalign.sampling.prompts import PromptTable, rollout_keys
 from infalign.steps.run import DRAWN, READ, Pass, Run
 from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
 from infalign.training.solvers.base import Solver
@@ -150,8 +149,7 @@ def score_samples(
     prompts, drawn = samples.read()
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
     scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
-    asked = samples.conversations(prompts)
-    rows = Batch(asked, drawn.values("text"), repeated(prompts.columns, samples.each))
+    rows = samples.rows(prompts, drawn)
     left_out = np.zeros(len(prompts.prompt_ids), bool)
     for scorer, reward in load_rewards(scorers):
         rewards = scorer.score(rows, folder / scorer.name, on_progress, reward, known / scorer.name)

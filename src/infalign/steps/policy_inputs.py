@@ -17,7 +17,8 @@ from infalign.models.pretrained import load_policy
 from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.layout import Layout
 from infalign.recipe.stored_laws import read_law
-from infalign.steps.run import Provenance, Run
+from infalign.rewards.sources import Scorer
+from infalign.steps.run import Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Solver
 from infalign.training.solvers.guide import TRUNKS, States
@@ -39,7 +40,7 @@ class PolicyInputs:
     """What the policies of a run are trained from."""
 
     reference: str
-    provenance: Provenance
+    reward: Scorer
     stored: StoredRollouts
     procedure: Served
     max_new_tokens: int
@@ -50,9 +51,8 @@ class PolicyInputs:
         """Return that of a run."""
         recipe, rollout = run.recipe, run.recipe.rollout
         drawn_as_trained = rollout.engine.is_local and recipe.compute.dtype == "float32"
-        return cls(
-            run.reference, run.provenance, run.stored, recipe.procedure, rollout.max_new_tokens, drawn_as_trained
-        )
+        reward = run.scorer("reward")
+        return cls(run.reference, reward, run.stored, recipe.procedure, rollout.max_new_tokens, drawn_as_trained)
 
     @property
     def layout(self) -> Layout:
@@ -76,7 +76,7 @@ class PolicyInputs:
     def start(self, policy: Solver, device: str) -> Any:
         """Return the reference, with an untrained guide if the policy has one."""
         (model, tokenizer), guide = self.base(device), policy.trained_guide
-        trunks = dict(zip(TRUNKS, (self.reference, self.provenance.reward.model), strict=True))
+        trunks = dict(zip(TRUNKS, (self.reference, self.reward.model), strict=True))
         return model if guide is None else guide.beside(model, tokenizer, trunks)
 
     def model(self, policy: str, device: str) -> Any:
@@ -92,7 +92,7 @@ class PolicyInputs:
             self.reference,
             load_tokenizer(self.layout.tokenizer, padding_side="left"),
             [row | {"prompt": from_cell(row["prompt"])} for row in prompts.to_pylist()],
-            self.provenance.reward.load(),
+            self.reward.load(),
             self.max_new_tokens,
         )
 

@@ -1,6 +1,5 @@
 """A recipe in its run directory, from which the stages declare their units."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from infalign.core.errors import DataError
-from infalign.core.storage import read_table
 from infalign.models.conversion import converted_folder, is_convertible
-from infalign.models.pretrained import model_digest
 from infalign.models.settings import Scratch
 from infalign.models.tokenizers import prints_date
 from infalign.pipeline.records import records
@@ -29,7 +25,6 @@ from infalign.training.output_folder import Target
 OWN_ENGINE = KINDS["shared-prefix"](kind="shared-prefix")
 ROLLOUT_PARTS = 4  # in which rollouts are drawn, one unit of work each
 TRAINED, READ, DRAWN = 6, 2, 5  # FLOPs per parameter and token: drawing, token by token, is less efficient
-MANIFEST = b"infalign"  # key in the schema of calibrated.parquet: the models that the table was made with
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +41,6 @@ class Pass:
     def over(cls, flops: float, models: Sequence[Scratch | str], prompts: PromptTable, each: float) -> Self:
         """Return the pass of ``each`` responses to these prompts."""
         return cls(flops / prompts.step, models, prompts.path.stem, prompts.first, each)
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The models that calibrated rewards depend on: they may change while their names in the recipe stay the same."""
-
-    reference: str
-    reward: Scorer
-
-    def digests(self) -> dict[str, str]:
-        """Return the current digest of the reference policy and the current identity of the reward."""
-        return {"reference": model_digest(self.reference), "reward": self.reward.identity}
-
-    def check(self, layout: Layout) -> None:
-        """Raise DataError unless the calibrated rewards of a run come from these models.
-
-        The pipeline detects a changed recipe; this check detects models that were replaced under the same name.
-        """
-        path = layout.calibrated
-        table = read_table(path)
-        manifest = (table.schema.metadata or {}).get(MANIFEST)
-        if manifest is None or "reference_rewards" not in table.column_names:
-            raise DataError(
-                f"{path} has {'no manifest' if manifest is None else 'no column reference_rewards'}; remove it and "
-                "rerun the recipe"
-            )
-        made, now = json.loads(manifest), self.digests()
-        for name, stale in (("reference", "rollouts"), ("reward", "scores")):
-            if made[name] != now[name]:
-                raise DataError(
-                    f"{path} was made with a different {name} model than the recipe's; remove the folder "
-                    f"{layout.root / stale} and rerun the recipe"
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +135,6 @@ class Run:
     def reward_inputs(self, *names: str) -> tuple[Path, ...]:
         """Return the model folders that must exist before the rewards ``names`` can score."""
         return tuple(self.layout.model(name) for name in names if self.recipe.rewards[name].trained)
-
-    @property
-    def provenance(self) -> Provenance:
-        """What calibrated rewards depend on."""
-        return Provenance(self.reference, self.scorer("reward"))
 
     # Samples
 

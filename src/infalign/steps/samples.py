@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from infalign.core.progress import OnProgress, SoFar
+from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.sequences import Lazy, chained, token_lists_on_disk
 from infalign.core.storage import listed, read_table
-from infalign.data.messages import Message
 from infalign.method.calibration import Array
 from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
+from infalign.rewards.base import Batch
 from infalign.rewards.scores import count_scored
-from infalign.sampling.prompts import Prompts, PromptTable, Sampler, rollout_progress
-from infalign.sampling.rollouts import Drawn, find_rollouts
+from infalign.sampling.prompts import Prompts, PromptTable, Sampler, repeated
+from infalign.sampling.rollouts import Drawn, count_drawn, find_rollouts
 from infalign.training.solvers.guide import States
 
 
@@ -33,9 +33,10 @@ class Samples:
         prompts = self.table.read()
         return prompts, find_rollouts(self.folder, prompts.prompt_ids, self.each)
 
-    def conversations(self, prompts: Prompts) -> Sequence[list[Message]]:
-        """Return the conversation of each response."""
-        return Lazy(len(prompts.prompt_ids) * self.each, lambda i: prompts.conversations[i // self.each])
+    def rows(self, prompts: Prompts, drawn: Drawn) -> Batch:
+        """Return the responses with their prompts, as rewards take them."""
+        asked = Lazy(len(drawn), lambda i: prompts.conversations[i // self.each])
+        return Batch(asked, drawn.values("text"), repeated(prompts.columns, self.each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,9 @@ def draw_samples(sampler: Sampler, samples: Samples, seed: int, *, on_progress: 
 
 def drawn_so_far(samples: Samples) -> SoFar:
     """Return how many of the responses are drawn: ``30 of 72 responses``."""
-    return rollout_progress(samples.table.read(), samples.each, samples.folder)
+    prompt_ids = samples.table.read().prompt_ids
+    drawn, total = count_drawn(samples.folder, prompt_ids, samples.each), len(prompt_ids) * samples.each
+    return SoFar(f"{drawn:,} of {total:,} responses", drawn / total) if drawn else NOTHING
 
 
 def scored_so_far(samples: Samples, folders: Sequence[Path]) -> SoFar:

@@ -9,7 +9,6 @@ import pyarrow as pa
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_table
 from infalign.pipeline.units import Summary, Unit
-from infalign.rewards.base import Batch
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import repeated, rollout_keys
 from infalign.steps.run import READ, Pass, Run
@@ -40,10 +39,9 @@ def units(run: Run) -> Iterator[Unit]:
 def score_rollouts(scorer: Scorer, samples: Samples, table: Path, *, on_progress: OnProgress) -> Summary:
     """Score one part of the rollouts with the reward."""
     prompts, drawn = samples.read()
-    asked, folder = samples.conversations(prompts), table.with_suffix("")
-    columns = repeated(prompts.columns, samples.each)
-    rewards = scorer.score(Batch(asked, drawn.values("text"), columns), folder, on_progress)
+    rows = samples.rows(prompts, drawn)
+    rewards = scorer.score(rows, table.with_suffix(""), on_progress)
     scores = rollout_keys(prompts.prompt_ids, samples.each)
     scores = scores.append_column("reward", pa.array(rewards, from_pandas=True))  # NaN, of a prompt left out, is null
-    write_table(table, scores.append_column("columns", pa.array(columns, pa.string())))
+    write_table(table, scores.append_column("columns", pa.array(repeated(prompts.columns, samples.each), pa.string())))
     return {"responses": len(drawn), "cut_off": cut_off(drawn)}

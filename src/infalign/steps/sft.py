@@ -40,10 +40,8 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
     from infalign.training.supervised import demonstrations, fine_tune
 
     assert policy.fit is not None
-    tokenizer, examples = (
-        load_tokenizer(layout.tokenizer),
-        from_table(read_table(layout.data / "demonstrations.parquet")),
-    )
+    tokenizer = load_tokenizer(layout.tokenizer)
+    examples = from_table(read_table(layout.data / "demonstrations.parquet"))
     if not examples:
         raise DataError("policy.fit needs demonstrations or pairs, but the data has only prompts; leave policy.fit out")
     if policy.scratch is not None:

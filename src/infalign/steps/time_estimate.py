@@ -128,7 +128,7 @@ def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole:
     rows = dict[str, int]()
     if whole:
         weights = {example.where: part.weight for part in (*train, *test) for example in part.examples}
-        found = split(recipe.data, examples, tests, judge_learns=recipe.judge_learns, seed=recipe.seed)
+        found = split(recipe, examples, tests)
         rows = {name: round(sum(weights[e.where] for e in table)) for name, table in found.tables.items()}
         rows["test_pairs"] = min(rows["test_pairs"], HELD_OUT_PAIRS)
         for name, asking in found.asking.items():

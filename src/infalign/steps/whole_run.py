@@ -38,16 +38,7 @@ from infalign.steps.checks import check_setup
 from infalign.steps.run import Run
 from infalign.steps.time_estimate import within_minutes
 
-UNITS_OF = {
-    "data": data.units,
-    "sft": sft.units,
-    "reward-model": reward_model.units,
-    "rollout": rollout.units,
-    "score": score.units,
-    "calibrate": calibrate.units,
-    "train": train.units,
-    "evaluate": evaluate.units,
-}
+STEPS = (data, sft, reward_model, rollout, score, calibrate, train, evaluate)  # in the order of `STAGES`
 LIBRARIES = (  # that affect numbers
     *("infalign", "numpy", "pyarrow", "torch", "transformers", "trl", "peft", "datasets"),
     *("reasoning-gym", "math-verify"),
@@ -57,8 +48,7 @@ RECORDED = "# The recipe of this run as infalign read it. To change it, edit a c
 
 def units(run: Run, *, until: str = "report") -> list[Unit]:
     """Return the units of all stages up to ``until``, each after those it needs."""
-    stages = list(STAGES)[: list(STAGES).index(until) + 1]
-    found = [unit for stage in stages if stage in UNITS_OF for unit in UNITS_OF[stage](run)]
+    found = [unit for step in STEPS[: list(STAGES).index(until) + 1] for unit in step.units(run)]
     if until == "report":
         names = tuple(unit.name for unit in found)
         work, output = partial(write_report, run.recipe, run.layout, names), run.layout.report
