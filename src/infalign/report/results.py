@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from infalign.core.display import LOOKS
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
@@ -104,11 +103,6 @@ def pass_at_k(
     return {"pass_at_k": found, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold, "served": served}}
 
 
-def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return each policy's color and marker; no two of the first twelve are alike."""
-    return dict(zip(results["policies"], cycle(LOOKS), strict=False))
-
-
 def unseen(results: Mapping[str, Any]) -> list[str]:
     """Return the judges that training has not seen; the reward itself where there is no other."""
     judges: list[str] = results["judges"]
@@ -176,7 +170,7 @@ def _judged(evaluated: ScoredSamples, judge: str) -> dict[str, Any]:
 
 def _theory(evaluated: ScoredSamples, policy: Solver, kl: float) -> dict[str, float] | None:
     """Return the win rates that an unrestricted policy of the method reaches at this KL; None without a law."""
-    law, procedure = evaluated.law_at(policy, max(kl, 1e-6)), evaluated.procedure
+    law, procedure = evaluated.law_at(policy, kl), evaluated.procedure
     if law is None:
         return None
     return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}

@@ -14,7 +14,6 @@ from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
 from infalign.report.verdict_text import SPOKEN, Numbers, names_by_n
 from infalign.theory.law import RankLaw
-from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
 SHOWN_PROMPTS = 10  # number of curves in the calibration figure
@@ -35,16 +34,12 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A policy's color and marker in every figure and table, and its theoretical law."""
+    """A policy's color and marker in every figure and table, its transformation, and theory's law of it at a KL."""
 
     color: str
     marker: str
-    solver: Solver
-    law_at: Callable[[Solver, float], RankLaw | None]  # `ScoredSamples.law_at`
-
-    def law(self, kl: float) -> RankLaw | None:
-        """Return the law that theory gives for the policy's method at a KL, or None."""
-        return self.law_at(self.solver, max(kl, 1e-6))
+    transformation: str
+    law: Callable[[float], RankLaw | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
     found: dict[str, Curve] = {}
     for look in looks.values():
-        if (aim := look.solver.transformation) not in found:
+        if (aim := look.transformation) not in found:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
                 found[aim] = Curve([*laws], [*laws.values()], look.color, f"theory, {aim}")
