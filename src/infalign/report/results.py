@@ -17,7 +17,7 @@ from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Served, Standard
+from infalign.method.procedures import BestOfN, Standard
 from infalign.recipe.layout import Layout
 from infalign.recipe.stored_laws import law_numbers
 from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL
@@ -132,28 +132,24 @@ def sample_numbers(evaluated: ScoredSamples, name: str, wins: Mapping[str, Mappi
         source: (evaluated.judged_by(source, name), evaluated.judged_by(source, "reference"))
         for source in evaluated.sources
     }
-    kl_PM, length = evaluated.column(name, "kl"), evaluated.column(name, "length")
     return {
         "kl": evaluated.intervals.of(evaluated.kl(name)),
-        "kl_per_token": float(np.nansum(kl_PM) / length[~np.isnan(kl_PM)].sum()),
-        "length": evaluated.intervals.of(length.mean(axis=1)),
+        "length": evaluated.intervals.of(evaluated.column(name, "length").mean(axis=1)),
         "rewind_draws": evaluated.intervals.of(rewind_draws(*pairs["reward"], evaluated.rewind)),
         "win_rates": {
             source: {procedure: evaluated.intervals.of_shares(values) for procedure, values in by_procedure.items()}
             for source, by_procedure in wins.items()
         },
         "at_equal_length": {
-            source: _at_equal_length(evaluated, *pairs[source], evaluated.procedure) for source in evaluated.sources
+            source: _at_equal_length(evaluated, pairs[source]) for source in evaluated.sources
         },
         "ties": {source: evaluated.intervals.of_shares(tie_rate(*pairs[source])) for source in evaluated.sources},
     }
 
 
-def _at_equal_length(
-    evaluated: ScoredSamples, policy: Samples, base: Samples, procedure: Served
-) -> dict[str, float] | dict[str, str]:
+def _at_equal_length(evaluated: ScoredSamples, pair: tuple[Samples, Samples]) -> dict[str, float] | dict[str, str]:
     try:
-        return evaluated.intervals.of(length_controlled([(policy, base)], procedure))
+        return evaluated.intervals.of(length_controlled([pair], evaluated.procedure))
     except DataError as error:
         return {"none": str(error)}
 
