@@ -43,9 +43,7 @@ def best_of_n_by_judge(base: Samples, most: int) -> tuple[list[int], Array]:
     """
     half = base.selected.shape[1] // 2
     sizes = [2**i for i in range(64) if 2**i <= min(most, half)]
-    first, second = (
-        Samples(base.selected[:, part], base.judged[:, part]) for part in (slice(half), slice(half, 2 * half))
-    )
+    first, second = base[:, :half], base[:, half : 2 * half]
     served, plain = [BestOfN(n) for n in sizes], [Standard()] * len(sizes)
     won_NP = (win_rates_of(first, second, served, plain) + win_rates_of(second, first, served, plain)) / 2
     return sizes, won_NP

@@ -1,6 +1,6 @@
 """A run's calibrated prompts in the form of another trainer, and how to start that trainer on them.
 
-A framework's adapter has ``row``, which gives a row of calibrated.parquet its form, and ``command``, the words that start it.
+A framework's adapter has ``row``, a row of calibrated.parquet in its form, and ``command``, the words that start it.
 """
 
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
@@ -140,9 +138,7 @@ def sample_numbers(evaluated: ScoredSamples, name: str, wins: Mapping[str, Mappi
             source: {procedure: evaluated.intervals.of_shares(values) for procedure, values in by_procedure.items()}
             for source, by_procedure in wins.items()
         },
-        "at_equal_length": {
-            source: _at_equal_length(evaluated, pairs[source]) for source in evaluated.sources
-        },
+        "at_equal_length": {source: _at_equal_length(evaluated, pairs[source]) for source in evaluated.sources},
         "ties": {source: evaluated.intervals.of_shares(tie_rate(*pairs[source])) for source in evaluated.sources},
     }
 
@@ -211,7 +207,7 @@ def _matched(
         "left_out": at.left_out,
         "not_bracketed": at.not_bracketed,
         "judges": rows,
-        "theory": at.theory([aim])[aim.name],
+        "theory": at.theory(aim),
     }
 
 
