@@ -113,6 +113,8 @@ def _policy_numbers(
     """Return the numbers of one policy."""
     of_law = evaluated.layout.law(policy.data_needs.teacher or name)  # bond has none
     found = sample_numbers(evaluated, name, wins)
+    kl, shown = found["kl"]["mean"], (Standard(), evaluated.procedure)
+    law = evaluated.law_at(policy, kl)  # of an unrestricted policy of the method
     return {
         "method": policy.method,
         "transform": policy.transformation,
@@ -120,7 +122,7 @@ def _policy_numbers(
         "kl_budget": policy.budget,
         "beta": law_numbers(of_law)["paper_beta"] if of_law.exists() else None,
         **found,
-        "theory": _theory(evaluated, policy, found["kl"]["mean"]),
+        "theory": None if law is None else {"kl": kl} | {served.name: law.win_rate(served) for served in shown},
     }
 
 
@@ -158,14 +160,6 @@ def _judged(evaluated: ScoredSamples, judge: str) -> dict[str, Any]:
         "best_of_n": {f"{n}": evaluated.intervals.of_shares(won) for n, won in zip(sizes, won_NP, strict=True)},
         "falls": None if turn is None else {"from": turn[0], "to": sizes[-1], **turn[1].as_dict()},
     }
-
-
-def _theory(evaluated: ScoredSamples, policy: Solver, kl: float) -> dict[str, float] | None:
-    """Return the win rates that an unrestricted policy of the method reaches at this KL; None without a law."""
-    law, procedure = evaluated.law_at(policy, kl), evaluated.procedure
-    if law is None:
-        return None
-    return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}
 
 
 def at_one_kl(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> AtOneKL:
