@@ -76,9 +76,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
             ]
             for section, found in pictures.items()
         }
-    seconds = Counter[str]()
-    for record in made.values():
-        seconds[record["stage"]] += record["seconds"]
     html = html_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
@@ -105,7 +102,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         records=made,
         rank_error=rank_error(recipe.rollout.k),
         facts=facts(recipe, made),
-        seconds=seconds,
     )
     write_text(layout.report, html)
 
@@ -200,7 +196,7 @@ def _responses(folder: Path, prompt_ids: list[str]) -> dict[tuple[str, int], tup
 
 
 def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, str]]:
-    """Return further facts for judging or repeating the run: counts of the data stage, sampling settings, versions."""
+    """Return further facts for judging or repeating the run: counts of the data stage, sampling, versions, seconds."""
     rollout, test = recipe.rollout, recipe.evaluate
     summaries = {name: record["summary"] for name, record in made.items()}
     cut_off = {
@@ -208,6 +204,9 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         for record in made.values()
         if record["kind"] == "evaluate"
     }
+    seconds = Counter[str]()
+    for record in made.values():
+        seconds[record["stage"]] += record["seconds"]
     test_prompts = summaries["evaluate-reference"]["samples"] // test.samples
     rollouts = [record["summary"] for record in made.values() if record["kind"] == "score"]
     if total := sum(summary["responses"] for summary in rollouts):
@@ -228,6 +227,7 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         },
         f"Responses cut off at {rollout.max_new_tokens} tokens": cut_off,
         "Versions": _versions(made),
+        "Seconds of work (steps can overlap)": {stage: f"{spent:.1f}" for stage, spent in seconds.items()},
     }
 
 

@@ -46,8 +46,7 @@ class Look:
 class Curve:
     """The laws that theory gives for a method at some KLs (nats), and how their win rates are drawn."""
 
-    kls: list[float]
-    laws: list[RankLaw]
+    laws: Mapping[float, RankLaw]
     color: str
     label: str
 
@@ -60,7 +59,7 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
         if (aim := look.transformation) not in found:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
-                found[aim] = Curve([*laws], [*laws.values()], look.color, f"theory, {aim}")
+                found[aim] = Curve(laws, look.color, f"theory, {aim}")
     return [*found.values()]
 
 
@@ -78,8 +77,8 @@ def win_rate_by_kl(
 
     figure, axes = axes_of("KL to the reference, nats per response", f"win rate as {procedure}, %")
     for curve in curves if judges == ["reward"] else ():
-        expected = [100 * law.win_rate(served) for law in curve.laws]
-        axes.plot([0, *curve.kls], [50, *expected], linestyle="--", color=curve.color, label=curve.label)
+        expected = [100 * law.win_rate(served) for law in curve.laws.values()]
+        axes.plot([0, *curve.laws], [50, *expected], linestyle="--", color=curve.color, label=curve.label)
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):
