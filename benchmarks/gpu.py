@@ -32,7 +32,7 @@ import transformers
 from transformers import LlamaForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
 
 from infalign.models.logprobs import token_logprobs
-from infalign.models.packed import PackedBatch, packed_logprobs, packing
+from infalign.models.packed import PackedBatch, packing, response_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
@@ -99,12 +99,12 @@ class Small:
         """Compare an untrained policy, by a packed pass, with its reference; take a step, after which it is another."""
         texts, policy = (self.asked, self.responses), guides.FORMS[form](copy.deepcopy(self.model))[0]
         before = token_logprobs(self.model, *texts, batch_tokens=4096)
-        said = self.near(packed_logprobs(policy, *texts, 4096), before, 32)
+        said = self.near(response_logprobs(policy, *texts), before, 32)
         optimizer = torch.optim.AdamW([weight for weight in policy.parameters() if weight.requires_grad], lr=3e-2)
         with packing(policy):
             PackedBatch.pack(*texts).to(DEVICE).logprobs(policy).sum().backward()
         optimizer.step()
-        moved = np.abs(packed_logprobs(policy, *texts, 4096) - before) / 32
+        moved = np.abs(response_logprobs(policy, *texts) - before) / 32
         assert ROUNDING[self.dtype] < moved.max() < np.inf, f"a step moved it by {moved.max():.1e}"
         return said
 

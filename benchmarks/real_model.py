@@ -34,7 +34,7 @@ from infalign.models.logprobs import (
     scored_logits,
     token_logprobs,
 )
-from infalign.models.packed import PackedBatch, packed_logprobs, packing
+from infalign.models.packed import PackedBatch, packing, response_logprobs
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy
@@ -202,7 +202,7 @@ def main() -> None:
         (
             "log-probabilities",
             lambda: token_logprobs(plain.model, plain.prompt_ids, plain.response_ids, batch_tokens=BATCH_TOKENS),
-            lambda: packed_logprobs(ours.model, *texts, BATCH_TOKENS),
+            lambda: response_logprobs(ours.model, *texts),
             3,
         ),
         (

@@ -181,7 +181,7 @@ class Seed:
     @cached_property
     def evaluated(self) -> ScoredSamples:
         """The scored samples of its models."""
-        return ScoredSamples.of(self.recipe, self.layout)
+        return ScoredSamples(self.recipe, self.layout)
 
     @cached_property
     def prompt_ids(self) -> list[str]:

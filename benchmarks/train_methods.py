@@ -28,7 +28,7 @@ def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Co
             whole_run.do_units(run, comparison_units(run), until="evaluate", console=console)
         if not rounds:
             return policies
-        evaluated = ScoredSamples.of(policies.recipe, run.layout)
+        evaluated = ScoredSamples(policies.recipe, run.layout)
         wider = policies.bracketed({name: float(evaluated.kl(name).mean()) for name in policies.recipe.policies})
         if wider.recipe.policies.keys() == policies.recipe.policies.keys():
             return policies

@@ -82,7 +82,7 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
             spent = kl if name == next(iter(recipe.policies)) else 0.5
             scores["kl"] = spent / 5 * rng.gamma(5, 1.0, PROMPTS * SAMPLES)
         write_table(layout.evaluation(name) / "scores.parquet", pa.table(columns | scores))
-    write_results(ScoredSamples.of(recipe, layout), recipe.policies, on_progress=lambda *_: None)
+    write_results(ScoredSamples(recipe, layout), recipe.policies, on_progress=lambda *_: None)
 
     logged = [{"step": step, "loss": 1 / step} for step in (1, 2, 3, 4, steps)]
     online = [row | {"win_rate": 0.5 + 0.05 * row["step"], "kl": 0.01, "reward": 0.1} for row in logged]

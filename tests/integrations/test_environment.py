@@ -89,7 +89,6 @@ def test_a_prompt_that_a_framework_has_changed_is_refused(prompt: Any, said: str
     [
         ("INFALIGN_REWARD", "", "INFALIGN_REWARD is not set"),
         ("INFALIGN_TRANSFORM", "", "INFALIGN_TRANSFORM is not set"),
-        ("INFALIGN_DEVICE", "cuda:0", "INFALIGN_DEVICE must be auto, cpu or cuda, found cuda:0"),
     ],
 )
 def test_a_variable_that_says_nothing_usable_is_named(
@@ -151,6 +150,11 @@ def verl(data_source, solution_str, ground_truth, extra_info):
 """
 
 
+def calibrated(prompt: Any, references: list[float], columns: str) -> dict[str, Any]:
+    """Return a row of calibrated.parquet, of a prompt without an id."""
+    return {"prompt": prompt, "prompt_id": None, "reference_rewards": references, "columns": columns}
+
+
 @pytest.mark.parametrize("form", ["ours", "trl", "verl"])
 def test_a_function_gets_from_every_adapter_what_it_gets_in_a_run(
     environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path, form: str
@@ -161,17 +165,17 @@ def test_a_function_gets_from_every_adapter_what_it_gets_in_a_run(
     environment.setenv("INFALIGN_TOKENIZER", str(folder))
     known = {"data_source": "sums", "answer": "5", "reward_model": {"ground_truth": "5"}, "extra_info": {"level": 2}}
     columns = json.dumps(known | {"responses": ["old"], "prompts": "old", "solution_str": "old", "log_metric": "old"})
-    exported = ([{"role": "user", "content": "2 + 3?"}], None, [0.0, 153.0, 254.0], columns)
+    exported = calibrated([{"role": "user", "content": "2 + 3?"}], [0.0, 153.0, 254.0], columns)
     run = from_environment().reward
-    (expected,) = rewards.score(run, [exported[0]], ["five"], columns=[columns], name="mine")
+    (expected,) = rewards.score(run, [exported["prompt"]], ["five"], columns=[columns], name="mine")
     assert expected == 254.0
 
-    named = {name: [value] for name, value in adapter.row(*exported).items() if name != "prompt"}
+    named = {name: [value] for name, value in adapter.row(exported).items() if name != "prompt"}
     logged: dict[str, float] = {}
-    adapter.reward([exported[0]], ["five"], **named | {"columns": [columns]}, log_metric=logged.__setitem__)
-    row = verl.row(*exported)
+    adapter.reward([exported["prompt"]], ["five"], **named, log_metric=logged.__setitem__)
+    row = verl.row(exported)
     truth = row["reward_model"]["ground_truth"]
-    label = openrlhf.row(*exported)["label"]
+    label = openrlhf.row(exported)["label"]
     rendered = "<|user|>2 + 3?<|end|><|assistant|>"
     with listening(app(from_environment(), None)) as url:
         body = {"prompt": rendered, "response": "five", "label": label}
@@ -191,7 +195,8 @@ def test_what_verl_passes_wins_over_a_column_and_the_column_is_named(
     """Columns that are no object are refused."""
     (tmp_path / "mine.py").write_text(FORMS)
     environment.setenv("INFALIGN_REWARD", f"{tmp_path / 'mine.py'}:verl")
-    extra = verl.row(PROMPT, None, REFERENCES, '{"data_source": "old", "extra_info": {"level": 2}}')["extra_info"]
+    columns = '{"data_source": "old", "extra_info": {"level": 2}}'
+    extra = verl.row(calibrated(PROMPT, REFERENCES, columns))["extra_info"]
     assert verl.compute_score("sums", "five", "5", extra)["reward"] == 254.0
     assert "the column data_source is left out: a reward function gets what verl gives" in caplog.text
     with pytest.raises(DataError, match="columns must be a JSON object; it begins 'level'"):
@@ -204,7 +209,7 @@ def test_the_answer_reaches_a_checker_inside_verl_and_trl(environment: pytest.Mo
         "def check(prompts, responses, answer):\n    return [float(r == a) for r, a in zip(responses, answer)]\n"
     )
     environment.setenv("INFALIGN_REWARD", f"{tmp_path / 'mine.py'}:check")
-    row = verl.row([{"role": "user", "content": "2 + 3?"}], None, [0.0, 0.0, 1.0], '{"answer": "5"}')
+    row = verl.row(calibrated([{"role": "user", "content": "2 + 3?"}], [0.0, 0.0, 1.0], '{"answer": "5"}'))
     truth = row["reward_model"]["ground_truth"]
     given = ([row["prompt"]] * 2, ["5", "6"], [[0.0, 0.0, 1.0]] * 2)
     by_trl = adapter.reward(*given, columns=['{"answer": "5"}'] * 2)
@@ -222,7 +227,6 @@ def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, folder: Pat
     LlamaForSequenceClassification(LlamaConfig(**shape | heads)).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
     environment.setenv("INFALIGN_REWARD", str(tmp_path))
-    environment.setenv("INFALIGN_DEVICE", "cpu")
     texts = [f"Knead the dough {'please ' * i}." for i in range(32)]
     alone = ClassifierReward.load(tmp_path)([PROMPT] * 32, texts)
     with ThreadPoolExecutor(8) as threads:

@@ -94,7 +94,7 @@ def test_a_lead_is_that_of_a_report(finished: Finished) -> None:
     """Each seed's lead over the best baseline at one KL is what the report of the two methods' policies says."""
     for place, own in enumerate(asked(finished[0]).recipes):
         compared = MethodPolicies(own, METHODS[:2], [0.2]).recipe
-        evaluated = ScoredSamples.of(compared, Layout(Path(own.run_dir)))
+        evaluated = ScoredSamples(compared, Layout(Path(own.run_dir)))
         at = at_one_kl(evaluated, compared.policies)
         for judge, claim in zip(("reward", "judge"), of_figure(finished, 4)[0], strict=False):
             served = {name: evaluated.wins(name, [own.procedure])[judge]["best-of-2"] for name in compared.policies}

@@ -18,7 +18,7 @@ from infalign.method.calibration import Array, calibrate
 from infalign.method.laws import best_of
 from infalign.method.procedures import BestOfN, Standard
 from infalign.method.transforms import Exponential, Identity, parse_transform
-from infalign.models.packed import packed_logprobs, packing
+from infalign.models.packed import packing, response_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
 from infalign.theory.aims import tilted
@@ -93,9 +93,8 @@ def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Pat
     model, _ = load_policy(case.folder)
     rows = case.rollouts(8)
     texts = [[row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids")]
-    exact = packed_logprobs(model, *texts, 4096)
-    with torch.autocast("cpu", torch.bfloat16):
-        reference = packed_logprobs(model, *texts, 4096)
+    exact = response_logprobs(model, *texts)
+    reference = response_logprobs(model, *texts, bf16=True)
     assert np.abs(reference - exact).max() > 1e-3
     rows = [row | {"reference_logprob": float(own)} for row, own in zip(rows, reference, strict=True)]
     fit = Fit(bf16=True, lora=Lora())

@@ -28,8 +28,7 @@ def recipes(
     /,
     *,
     explain: Annotated[
-        str | None,
-        Parameter(help="Explain a recipe key: its meaning, type and default.", completer=completion.keys),
+        str | None, Parameter(help="Explain a recipe key: its meaning, type and default.", completer=completion.keys)
     ] = None,
 ) -> None:
     """List the built-in recipes, print one, or explain a key."""
@@ -63,16 +62,12 @@ checked, before it is written; no file is overwritten.
 
 def init(
     *,
-    data: Annotated[
-        str,
-        Parameter(help="A file, a hub id, or world.", completer=completion.rows),
-    ],
+    data: Annotated[str, Parameter(help="A file, a hub id, or world.", completer=completion.rows)],
     policy: Annotated[
         str, Parameter(help="A model folder, a GGUF file, a hub id, or scratch.")
     ] = "Qwen/Qwen2.5-0.5B-Instruct",
     reward: Annotated[
-        str | None,
-        Parameter(help="my_file.py:function, a URL, or a model. Default: trained on the pairs."),
+        str | None, Parameter(help="my_file.py:function, a URL, or a model. Default: trained on the pairs.")
     ] = None,
     procedure: Annotated[str, Parameter(help="How the policy will be served.")] = "best-of-4",
     kl_budget: Annotated[

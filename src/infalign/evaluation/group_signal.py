@@ -9,7 +9,6 @@ from infalign.evaluation.extrapolation import RATES
 from infalign.evaluation.intervals import Estimate
 from infalign.evaluation.measures import Measuring
 from infalign.evaluation.reward_tables import Rewards, RewardTable
-from infalign.method.calibration import Array
 from infalign.method.group_advantages import advantages
 
 
@@ -29,8 +28,10 @@ def groups_with_signal(
     counts = part.counts(np.arange(part.groups.sizes.size))
     found = []
     for size in sizes:
-        has_signal = _has_signal(size, objective)
         right = np.arange(size + 1)
+        rewards_RG = (np.arange(size) >= size - right[:, None]).astype(float)  # of groups with so many right responses
+        advantages_RG = advantages(rewards_RG.ravel(), right.repeat(size), objective).reshape(rewards_RG.shape)
+        has_signal = (np.abs(advantages_RG) > 1e-12).any(axis=1).astype(float)
         exact = hypergeom.pmf(right, counts.n[:, None], counts.c[:, None], np.minimum(size, counts.n)[:, None])
         of_rate = has_signal @ binom.pmf(right[:, None], size, RATES)
         within = (counts.n >= size)[:, None]
@@ -38,11 +39,3 @@ def groups_with_signal(
             counts.estimate((exact * within) @ has_signal, np.tile(of_rate, (counts.sizes.size, 1)), confidence=0.95)
         )
     return found
-
-
-def _has_signal(size: int, objective: str) -> Array:
-    """Return 1 where a group with 0, 1, …, ``size`` right responses has an advantage other than 0, else 0."""
-    rewards = np.arange(size) >= size - np.arange(size + 1)[:, None]
-    groups = np.repeat(np.arange(size + 1), size)
-    found = advantages(rewards.ravel().astype(float), groups, objective).reshape(rewards.shape)
-    return np.asarray((np.abs(found) > 1e-12).any(axis=1), float)

@@ -43,11 +43,6 @@ class Confidence:
     level: float = 0.95
     seed: int = 0
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The quantiles at the two ends of an interval."""
-        return 0.5 - self.level / 2, 0.5 + self.level / 2
-
     def of(self, values_P: Any) -> dict[str, float]:
         """Return the mean over prompts with its interval."""
         return estimate(values_P, confidence=self.level, seed=self.seed).as_dict()

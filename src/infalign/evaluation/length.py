@@ -89,8 +89,8 @@ def _served_pairs(
     start = 0
     for policy, base in blocks:
         for rows in chunks(len(policy.selected), policy.selected.shape[1] * base.selected.shape[1]):
-            ours = policy.of_prompts(rows)
-            for a_PMR, rest, b_PBR in ways_to_serve(ours, base.of_prompts(rows), procedure, base_procedure):
+            ours = policy[rows]
+            for a_PMR, rest, b_PBR in ways_to_serve(ours, base[rows], procedure, base_procedure):
                 assert ours.lengths is not None
                 assert rest.lengths is not None
                 judged, base_judged = alike(ours.judged, rest.judged)

@@ -98,7 +98,7 @@ class Part:
     def values(self, metric: Metric) -> Array:
         """Return the metric of each prompt of each model, (G,). Raises as `measure`."""
         votes_count, groups = isinstance(metric.procedure, MajorityVote), self.groups
-        right_G = self.right() if metric.of_right or self.checked else None
+        right_G = self.right() if self.checked or metric.name.startswith(("pass", "maj")) else None
         answers = None
         if votes_count:  # answers are compared as numbers if all are, else as text
             labels = self.table.column("answer")

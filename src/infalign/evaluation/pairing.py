@@ -75,14 +75,10 @@ def pair(policy: RewardTable, base: RewardTable, *, common_prompts: bool = False
     for number, shape in enumerate(shapes):
         places = np.flatnonzero(shape_of == number)
         prompts = common[places]
-        both = (
-            _samples(table, order[start[prompts][:, None] + np.arange(samples)])
-            for table, order, start, samples in zip(tables, rows, starts, shape, strict=True)
-        )
+        both = list[Samples]()
+        for table, order, start, samples in zip(tables, rows, starts, shape, strict=True):
+            rows_PM, numbers = order[start[prompts][:, None] + np.arange(samples)], table.numbers
+            lengths = numbers["length"][rows_PM] if "length" in numbers else None
+            both.append(Samples(numbers["reward"][rows_PM], numbers[table.judge][rows_PM], lengths))
         blocks.append(Block(places, texts[prompts[0]], *both))
     return Pairing(policy, base, blocks, *(places.size for places in alone))
-
-
-def _samples(table: RewardTable, rows_PM: NDArray[np.intp]) -> Samples:
-    lengths = table.numbers["length"][rows_PM] if "length" in table.numbers else None
-    return Samples(table.numbers["reward"][rows_PM], table.numbers[table.judge][rows_PM], lengths)

@@ -46,11 +46,6 @@ class Metric:
         k = int(found[2])
         return cls(name, k, KINDS[found[1]](k))
 
-    @property
-    def of_right(self) -> bool:
-        """Whether it counts right responses, so that rewards must be 0 or 1."""
-        return self.name.startswith(("pass", "maj"))
-
     def of_prompts(self, correct_PM: ArrayLike, answers_PM: ArrayLike | None = None) -> Array:
         """Return the metric of each prompt, (P,), from M ≥ k responses that are right (1) or not (0).
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,10 +49,9 @@ class Samples:
                     f"the {name} of prompt {prompt}, sample {sample} is {values[prompt, sample]}, not finite"
                 )
 
-    def of_prompts(self, rows: slice) -> "Samples":
-        """Return the samples of some prompts."""
-        lengths = None if self.lengths is None else self.lengths[rows]
-        return Samples(self.selected[rows], self.judged[rows], lengths)
+    def __getitem__(self, at: Any) -> "Samples":
+        """Return the samples at these places of all arrays."""
+        return Samples(self.selected[at], self.judged[at], None if self.lengths is None else self.lengths[at])
 
 
 def chunks(length: int, size: int) -> Iterator[slice]:

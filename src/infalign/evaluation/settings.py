@@ -52,15 +52,13 @@ class Evaluate(Settings):
     )
     max_n: Count = Field(16, description="evaluate Best-of-N and Worst-of-N for all N up to this")
     rewind: RewindSetting | None = Field(
-        None,
-        description="default: the procedure if it rewinds, else what the samples allow",
+        None, description="default: the procedure if it rewinds, else what the samples allow"
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="of all intervals; a trained reward keeps the level it was fitted with"
     )
     truth: Literal["reward", "judge", "gold"] | None = Field(
-        None,
-        description="the reward that says what is right, for pass@k; none: the reward, if it is 0 or 1",
+        None, description="the reward that says what is right, for pass@k; none: the reward, if it is 0 or 1"
     )
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="for graded rewards: a response is right if `truth` is at least this"

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from infalign.core.display import amount, heading, plain_table, say, share
 from infalign.core.errors import DataError
-from infalign.evaluation.intervals import estimate, estimate_share
+from infalign.evaluation.intervals import Confidence
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.pairing import Block, Pairing
 from infalign.evaluation.win_rates import rewind_draws, tie_rate, win_rates_of
@@ -41,10 +41,7 @@ def compare_tables(
     blocks = pairing.blocks
     ours = list({procedure.name: procedure for procedure in map(parse_procedure, procedures)}.values())
     theirs = [parse_procedure(base_procedure) if base_procedure else procedure for procedure in ours]
-
-    def measure(values: Array) -> dict[str, float]:
-        return estimate(values, confidence=confidence, seed=seed).as_dict()
-
+    intervals = Confidence(confidence, seed)
     wins_RP = _by_prompt(blocks, lambda block: win_rates_of(block.policy, block.base, ours, theirs))
     shared = {
         "confidence": confidence,
@@ -58,16 +55,16 @@ def compare_tables(
     }
     records = []
     for procedure, served, wins in zip(ours, theirs, wins_RP, strict=True):
-        win_rate = estimate_share(wins, confidence=confidence, seed=seed).as_dict()
+        win_rate = intervals.of_shares(wins)
         notes = [NO_WIDTH] if win_rate["high"] - win_rate["low"] < 1e-12 else []
         controlled = None
         try:
-            found = measure(_at_equal_length(pairing, procedure, served))
+            found = intervals.of(_at_equal_length(pairing, procedure, served))
             controlled = {key: min(max(value, 0.0), 1.0) for key, value in found.items()}
         except DataError as error:
             notes.append(f"no length-controlled win rate: {error}")
         names = {"procedure": procedure.name, "base_procedure": served.name, "win_rate": win_rate.pop("mean")}
-        draws = {model: measure(draws_P) for model, draws_P in _draws(blocks, procedure, served).items()}
+        draws = {model: intervals.of(draws_P) for model, draws_P in _draws(blocks, procedure, served).items()}
         records.append({**names, **win_rate, **shared, "length_controlled": controlled, "draws": draws, "notes": notes})
     return records
 

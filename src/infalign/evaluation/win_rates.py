@@ -54,16 +54,12 @@ def prompt_win_rates(
     policy: Samples, base: Samples, procedure: Procedure, base_procedure: Procedure | None = None
 ) -> Array:
     """Return each prompt's unbiased inference-time win rate, shape (P,): `win_rates_of` one procedure."""
-    base_procedures = None if base_procedure is None else [base_procedure]
-    wins_P: Array = win_rates_of(policy, base, [procedure], base_procedures)[0]
+    wins_P: Array = win_rates_of(policy, base, [procedure], [base_procedure or procedure])[0]
     return wins_P
 
 
 def win_rates_of(
-    policy: Samples,
-    base: Samples,
-    procedures: Sequence[Procedure],
-    base_procedures: Sequence[Procedure] | None = None,
+    policy: Samples, base: Samples, procedures: Sequence[Procedure], base_procedures: Sequence[Procedure] | None = None
 ) -> Array:
     """Return each prompt's unbiased win rate of policy over base under every procedure, shape (procedures, P).
 
@@ -94,7 +90,7 @@ def win_rates_of(
             wins_RP[by_rank, rows] = _weighted_wins(policy.judged[rows], a_PMR, base.judged[rows], b_PBR)
     for i in set(range(len(pairs))).difference(by_rank):
         for rows in chunks(len(policy.selected), THRESHOLDS * max(policy.selected.shape[1], base.selected.shape[1])):
-            served = ways_to_serve(policy.of_prompts(rows), base.of_prompts(rows), *pairs[i])
+            served = ways_to_serve(policy[rows], base[rows], *pairs[i])
             parts = (_weighted_wins(policy.judged[rows], a, rest.judged, b).sum(axis=0) for a, rest, b in served)
             wins_RP[i, rows] = sum(parts)
     wins_RP[by_rank] = np.clip(wins_RP[by_rank], 0.0, 1.0)  # weights sum to 1 up to rounding
@@ -190,12 +186,8 @@ def halves(base: Samples, rewinding: Sequence[RewindAndRepeat], draws: int) -> l
     needed, found = max(rewind_samples(rewind, draws) for rewind in rewinding), base.selected.shape[1]
     if found < needed:
         raise DataError(f"{rewinding[0].name} needs {needed} base samples per prompt, found {found}")
-    half = found // 2
-    parts = [
-        Samples(base.selected[:, part], base.judged[:, part], None if base.lengths is None else base.lengths[:, part])
-        for part in (slice(half), slice(half, None))
-    ]
-    return [(parts[0].selected, parts[1]), (parts[1].selected, parts[0])]
+    first, second = base[:, : found // 2], base[:, found // 2 :]
+    return [(first.selected, second), (second.selected, first)]
 
 
 def thresholds(references_PK: Array, procedure: RewindAndRepeat) -> list[tuple[float, Array]]:

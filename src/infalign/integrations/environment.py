@@ -3,7 +3,7 @@
 ``INFALIGN_REWARD`` is the reward: a run directory (its recipe's reward), ``package.module:function``, a URL, or the
 folder or hub id of a classifier. ``INFALIGN_TRANSFORM`` is Φ, such as ``exp:10``, or another shaping. Without a run
 directory, ``INFALIGN_TOKENIZER`` names the policy's tokenizer where one is needed: for a URL, and for OpenRLHF.
-``INFALIGN_REWARD_KEY`` may hold the key of a URL, ``INFALIGN_DEVICE`` is a classifier's device, ``auto`` by default.
+``INFALIGN_REWARD_KEY`` may hold the key of a URL.
 """
 
 import json
@@ -20,7 +20,6 @@ from infalign.data.messages import Message, from_cell, prompt_id
 from infalign.method.optimum import Optimal
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
-from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import RewardFunction
 
@@ -66,18 +65,11 @@ def _reward(source: str) -> RewardFunction:
         from infalign.rewards.server import RemoteReward
 
         return RemoteReward(source, tokenizer(source), api_key_env=KEY_VARIABLE if KEY_VARIABLE in os.environ else None)
-    if ":" in source:
-        from infalign.rewards.function import function_reward
-
-        return function_reward(source)
     from infalign.models.pretrained import check_reachable
-    from infalign.rewards.classifier import ClassifierReward
+    from infalign.rewards.sources import load_reward
 
     check_reachable(source)
-    device = os.environ.get("INFALIGN_DEVICE", "auto")
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"INFALIGN_DEVICE must be auto, cpu or cuda, found {device}")
-    return ClassifierReward.load(source, device=Compute.model_validate({"device": device}).torch_device())
+    return load_reward(source)
 
 
 def find_tokenizer(source: str) -> Any | None:

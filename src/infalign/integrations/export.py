@@ -1,6 +1,6 @@
 """A run's calibrated prompts in the form of another trainer, and how to start that trainer on them.
 
-A framework's adapter has ``row``, a calibrated prompt in its form, and ``command``, the words that start it.
+A framework's adapter has ``row``, a row of calibrated.parquet in its form, and ``command``, the words that start it.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.storage import listed, read_table, write_table
+from infalign.core.storage import read_table, write_table
 from infalign.data.messages import prompts_of
 from infalign.pipeline.pending import changes
 from infalign.pipeline.records import records
@@ -61,9 +61,8 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     path = run / "export" / framework / "train.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     adapter = import_module(f"infalign.integrations.{framework}")
-    columns = (listed(table, name) for name in ("prompt_id", "reference_rewards", "columns"))
-    rows = zip(prompts_of(table), *columns, strict=True)
-    write_table(path, pa.Table.from_pylist([adapter.row(*row) | {"columns": row[-1]} for row in rows]))
+    rows = [row | {"prompt": prompt} for row, prompt in zip(table.to_pylist(), prompts_of(table), strict=True)]
+    write_table(path, pa.Table.from_pylist([adapter.row(row) | {"columns": row["columns"]} for row in rows]))
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
     law = read_aim(transform).at(this.recipe.procedure, kl, None).law(reference_rewards(this.layout))
     launch = Launch(this.reference, str(path), law.beta, *lengths)

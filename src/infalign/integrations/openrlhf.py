@@ -72,10 +72,9 @@ def response(query: str, prompt: str, words: Any) -> str:
     return re.sub("|".join(map(re.escape, hidden)), "", query[len(prompt) :])
 
 
-def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:
-    """Return a calibrated prompt as a row of a data set; ``columns`` are JSON."""
-    label = {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards, "columns": columns}
-    return {"prompt": prompt, "label": json.dumps(label)}
+def row(calibrated: dict[str, Any]) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set."""
+    return {"prompt": calibrated["prompt"], "label": json.dumps(calibrated)}
 
 
 def command(launch: Launch) -> list[str]:

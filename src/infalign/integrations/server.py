@@ -83,11 +83,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         values = {**counted, "seconds": batches.counts["microseconds"] / 1e6}
         return prometheus(values)
 
-    routes = [
-        Route("/get_reward", get_reward, methods=["POST"]),
-        Route("/health", health),
-        Route("/metrics", metrics),
-    ]
+    routes = [Route("/get_reward", get_reward, methods=["POST"]), Route("/health", health), Route("/metrics", metrics)]
     return Starlette(routes=routes, lifespan=working)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infalign.data.messages import Message
 from infalign.integrations.environment import conversation, data_columns, find_tokenizer, from_environment
 from infalign.method.by_name import TRL, columns_of, split
 from infalign.method.reward import logged
@@ -46,9 +45,9 @@ def reward(
     return logged(from_environment().scores(asked, said, reference_rewards, columns_of(rows), given), given)
 
 
-def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:
-    """Return a calibrated prompt as a row of a data set; ``columns`` are JSON."""
-    return {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards}
+def row(calibrated: dict[str, Any]) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set."""
+    return calibrated
 
 
 def command(launch: Launch) -> list[str]:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from infalign.data.messages import Message
 from infalign.integrations.environment import calibrated_row, from_environment
 from infalign.method.by_name import warn_of_column
 
@@ -54,14 +53,13 @@ def register(objective: str) -> None:
     register_adv_est(objective)(estimator(objective))
 
 
-def row(prompt: list[Message], prompt_id: str, reference_rewards: list[float], columns: str) -> dict[str, Any]:
-    """Return a calibrated prompt as a row of a data set; ``columns`` are JSON and may hold the true answer."""
-    known = json.loads(columns or "{}")
+def row(calibrated: dict[str, Any]) -> dict[str, Any]:
+    """Return a calibrated prompt as a row of a data set; its columns may hold the true answer."""
+    known = json.loads(calibrated["columns"] or "{}")
     known = (known["reward_model"] if isinstance(known.get("reward_model"), dict) else {}) | known
-    calibrated = {"prompt": prompt, "prompt_id": prompt_id, "reference_rewards": reference_rewards, "columns": columns}
     return {
         "data_source": known.get("data_source", "infalign"),
-        "prompt": prompt,
+        "prompt": calibrated["prompt"],
         "reward_model": {"style": "rule", "ground_truth": next((known[name] for name in TRUTHS if name in known), "")},
         "extra_info": calibrated,
     }

@@ -234,7 +234,7 @@ def _render(tokenizer: Any, conversations: Sequence[Messages], tools: Tools, pro
     """
     guard = _guard(tokenizer, tools)
     rendered: list[str] = tokenizer.apply_chat_template(
-        [guard.messages(conversation) for conversation in conversations],
+        [[guard.message(message) for message in conversation] for conversation in conversations],
         tools=_broken(tools, guard.control) or None,
         add_generation_prompt=prompted,
         tokenize=False,
@@ -298,10 +298,7 @@ class _Guard:
             around |= {*control.findall(tokenizer.apply_chat_template(probe, chat_template=template, tokenize=False))}
         return cls(template, control, _pattern(token for token in around if "think" not in token.lower()))
 
-    def messages(self, conversation: Messages) -> Messages:
-        return [self._message(message) for message in conversation]
-
-    def _message(self, message: Message) -> Message:
+    def message(self, message: Message) -> Message:
         pattern = self.structure if message["role"] == "assistant" else self.control
         return {key: value if key == "role" else _broken(value, pattern) for key, value in message.items()}
 

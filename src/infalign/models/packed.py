@@ -201,27 +201,6 @@ def packed_batches(
         begin = rows_of.stop
 
 
-def packed_logprobs(
-    model: Any,
-    prompt_ids: TokenIds,
-    completion_ids: TokenIds,
-    batch_tokens: int,
-    *,
-    stored: Sequence[StoredStates] = (),
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Array:
-    """Return log π(y|x) of each response, (rows,), of a model that `can_pack`; ``stored`` as in `PackedBatch.pack`.
-
-    ``on_progress(done, total)`` is called with numbers of responses.
-    """
-    found: list[float] = []
-    with evaluating(model), packing(model):
-        for rows, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, model, stored=stored):
-            found += batch.logprobs(model).tolist()
-            on_progress(rows.stop, len(completion_ids))
-    return np.array(found)
-
-
 def response_logprobs(
     model: Any,
     prompt_ids: TokenIds,
@@ -229,14 +208,22 @@ def response_logprobs(
     *,
     bf16: bool = False,
     stored: Sequence[StoredStates] = (),
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Array:
-    """Return log π(y|x) of each response as a training computes it, packed if the model can; ``bf16``: mixed."""
+    """Return log π(y|x) of each response as a training computes it, packed if the model can; ``bf16``: mixed.
+
+    ``stored`` is as in `PackedBatch.pack`; ``on_progress(done, total)`` is called with numbers of responses.
+    """
     together = can_pack(model)  # told before rounding
+    found: list[float] = []
     with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
         if not together:
             return token_logprobs(model, prompt_ids, completion_ids)
-        return packed_logprobs(model, prompt_ids, completion_ids, BATCH_TOKENS, stored=stored, on_progress=on_progress)
+        with evaluating(model), packing(model):
+            for rows, batch in packed_batches(prompt_ids, completion_ids, BATCH_TOKENS, model, stored=stored):
+                found += batch.logprobs(model).tolist()
+                on_progress(rows.stop, len(completion_ids))
+    return np.array(found)
 
 
 def _mask_of(lengths: Tensor) -> Tensor:

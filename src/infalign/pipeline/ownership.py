@@ -54,32 +54,27 @@ def check_inputs(inputs: Iterable[Path], wanted: Sequence[Unit]) -> None:
 
 
 def check_outputs_free(wanted: Iterable[Unit], root: Path) -> None:
-    """Raise ConfigError if a file that the run did not make lies where one of the units will write."""
+    """Raise ConfigError if a file that the run did not make lies where one of the units will write.
+
+    Records list what finished units made, some of them in another's folder, as a policy's card is. What an unfinished
+    one left is the run's: it starts in an empty place.
+    """
     for unit in wanted:
-        for file in _foreign_files(unit, root):
+        found: list[Path] = []
+        if record_path(root, unit.name).is_file():
+            found = [file for file in _files(unit.output) if not (unit.only_adds and file.match(SHARDS))]
+        elif not started_path(root, unit.name).is_file():
+            found = [file for place in _places(unit) for file in _files(place)]
+        made = {root / name for record in records(root).values() for name in record["output"]} if found else set()
+        if foreign := [file for file in found if file not in made]:
             raise ConfigError(
-                f"{file} was not made by this run, but {unit.name} would replace it; move it elsewhere, or choose "
-                "another run_dir"
+                f"{foreign[0]} was not made by this run, but {unit.name} would replace it; move it elsewhere, or "
+                "choose another run_dir"
             )
 
 
 def _places(unit: Unit) -> list[Path]:
     return [unit.output] if unit.workspace is None else [unit.output, unit.workspace]
-
-
-def _foreign_files(unit: Unit, root: Path) -> list[Path]:
-    """Return the files in the places of a unit that the run did not make.
-
-    Records list what finished units made, some of them in another's folder, as a policy's card is. What an unfinished
-    one left is the run's: it starts in an empty place.
-    """
-    found: list[Path] = []
-    if record_path(root, unit.name).is_file():
-        found = [file for file in _files(unit.output) if not (unit.only_adds and file.match(SHARDS))]
-    elif not started_path(root, unit.name).is_file():
-        found = [file for place in _places(unit) for file in _files(place)]
-    made = {root / name for record in records(root).values() for name in record["output"]} if found else set()
-    return [file for file in found if file not in made]
 
 
 def _files(place: Path) -> list[Path]:

@@ -91,10 +91,10 @@ class AtOneKL:
         nearest = min(self.methods[method], key=lambda name: abs(float(self.kls[name].mean()) - nats))
         return self.law_at(nearest, max(nats, SMALLEST))
 
-    def theory(self, procedures: Sequence[Served]) -> dict[str, dict[str, float]]:
-        """Return theory's win rates at the common KL by procedure and method, of the methods that have a law."""
-        laws = {method: law for method in self.methods if (law := self.law(method, self.kl or 0.0)) is not None}
-        return {served.name: {method: law.win_rate(served) for method, law in laws.items()} for served in procedures}
+    def theory(self, served: Served) -> dict[str, float]:
+        """Return theory's win rates at the common KL, of the methods that have a law."""
+        laws = {method: self.law(method, self.kl or 0.0) for method in self.methods}
+        return {method: law.win_rate(served) for method, law in laws.items() if law is not None}
 
     def gain(self, method: str, procedure: Served) -> Callable[[float], float]:
         """Return theory's gain over 1/2 as a function of the KL.
@@ -135,10 +135,7 @@ def smallest_kl(kls: Sequence[float]) -> float:
 
 
 def matched(
-    budgets: Sequence[tuple[Array, Array]],
-    kl: float,
-    gain: Callable[[float], float],
-    no_gain: Array | float = 0.5,
+    budgets: Sequence[tuple[Array, Array]], kl: float, gain: Callable[[float], float], no_gain: Array | float = 0.5
 ) -> Matched:
     """Return each prompt's win rate at mean KL ``kl``, where the method `is_comparable`, along its budgets.
 

@@ -13,7 +13,7 @@ from infalign.method.by_name import why_left_out
 from infalign.pipeline.records import Record, unit_name
 from infalign.pipeline.units import Summary
 from infalign.recipe.settings import Recipe
-from infalign.training.solvers.base import KL_TOLERANCE, Solver
+from infalign.training.solvers.base import KL_TOLERANCE
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
 FEW_STEPS = 10  # the first optimizer step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
@@ -37,15 +37,18 @@ def findings(recipe: Recipe, record: Record) -> list[Finding]:
     """
     unit, summary = unit_name(record), record["summary"]
     if record["kind"] == "results":
-        return [Finding(unit, said) for said in _of_judges(recipe)]
+        said = (
+            "the only judge is the reward used in training, so a gain may come from errors of the reward; add a "
+            "judge, or set evaluate.truth to reward if the reward is the truth, such as a checker's"
+        )
+        return [Finding(unit, said)] * (list(recipe.rewards) == ["reward"] and recipe.evaluate.truth is None)
     worthless = [Finding(unit, said, worthless=True) for said in _worthless(recipe, record)]
     others = (
         *_of_data(recipe, summary),
         *_of_training(summary),
-        *_of_rewards(summary),
+        *_of_rewards(recipe, record),
         *_of_strength(recipe, summary),
         *_of_kl(recipe, record),
-        *_of_gold(recipe, record),
     )
     return worthless + [Finding(unit, said) for said in others]
 
@@ -140,7 +143,10 @@ def _of_training(summary: Summary) -> Iterator[str]:
         )
 
 
-def _of_rewards(summary: Summary) -> Iterator[str]:
+def _of_rewards(recipe: Recipe, record: Record) -> Iterator[str]:
+    summary = record["summary"]
+    if record["kind"] == "gold" and recipe.judge is not None and recipe.judge.trained:
+        yield "it is trained on the judge's pairs, so it shares the judge's errors; give it its own model or function"
     if "test_accuracy" in summary and summary["test_accuracy"]["low"] <= CHANCE:
         yield ("its accuracy on test pairs is not significantly better than chance; give it more pairs or more epochs")
     if left_out := summary.get("left_out", 0):
@@ -185,27 +191,9 @@ def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
     budget = budget if law is None else law.kl
     if budget is None or abs(kl - budget) <= KL_TOLERANCE * budget:
         return
-    cure = how_to_change_kl(policy, more=kl < budget)
-    yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the budget of {budget:.3g}; {cure}"
-
-
-def how_to_change_kl(policy: Solver, *, more: bool) -> str:
-    """Return what makes a trained policy spend more of its KL budget, or less."""
+    cure = "raise its fit.epochs or fit.learning_rate" if kl < budget else "lower its fit.learning_rate or fit.epochs"
     if policy.has_objective:
-        return "raise rollout.prompts: a tenth of them sets its strength"
-    cure = "raise its fit.epochs or fit.learning_rate" if more else "lower its fit.learning_rate or fit.epochs"
-    teacher = policy.data_needs.teacher
-    return f"{cure}, if {teacher} spends its own budget" if teacher is not None else cure
-
-
-def _of_gold(recipe: Recipe, record: Record) -> Iterator[str]:
-    if record["kind"] == "gold" and recipe.judge is not None and recipe.judge.trained:
-        yield ("it is trained on the judge's pairs, so it shares the judge's errors; give it its own model or function")
-
-
-def _of_judges(recipe: Recipe) -> Iterator[str]:
-    if list(recipe.rewards) == ["reward"] and recipe.evaluate.truth is None:
-        yield (
-            "the only judge is the reward used in training, so a gain may come from errors of the reward; add a "
-            "judge, or set evaluate.truth to reward if the reward is the truth, such as a checker's"
-        )
+        cure = "raise rollout.prompts: a tenth of them sets its strength"
+    elif (teacher := policy.data_needs.teacher) is not None:
+        cure = f"{cure}, if {teacher} spends its own budget"
+    yield f"the KL is {number(kl, '.2g')} nats, {number(kl / budget, '.1%')} of the budget of {budget:.3g}; {cure}"

@@ -3,12 +3,15 @@
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infalign.core.display import LOOKS
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
@@ -23,7 +26,7 @@ from infalign.recipe.settings import Recipe
 from infalign.recipe.stored_laws import reference_rewards, stored_budgets
 from infalign.report.equal_kl import MAX_EXTRAPOLATION
 from infalign.report.findings import findings, sentences
-from infalign.report.results import policy_looks, read_results
+from infalign.report.results import read_results
 from infalign.report.run_figures import (
     STYLE,
     Look,
@@ -55,12 +58,15 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         import matplotlib
     except ImportError as error:
         raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
-    folder, evaluated = layout.root / "figures", ScoredSamples.of(recipe, layout)
+    folder, evaluated = layout.root / "figures", ScoredSamples(recipe, layout)
     recorded = records(layout.root)
     results, made = read_results(layout.root), {name: recorded[name] for name in finished if name in recorded}
     against = [finding for record in made.values() for finding in findings(recipe, record)]
     budgets = stored_budgets(recipe.policies, recipe.procedure, layout)
-    looks = {name: Look(*look, recipe.policies[name], evaluated.law_at) for name, look in policy_looks(results).items()}
+    looks = {
+        name: Look(*look, policy.transformation, partial(evaluated.law_at, policy))
+        for (name, policy), look in zip(recipe.policies.items(), cycle(LOOKS), strict=False)
+    }
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
         folder.mkdir(exist_ok=True)
@@ -70,9 +76,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
             ]
             for section, found in pictures.items()
         }
-    seconds = Counter[str]()
-    for record in made.values():
-        seconds[record["stage"]] += record["seconds"]
     html = html_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
@@ -99,7 +102,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         records=made,
         rank_error=rank_error(recipe.rollout.k),
         facts=facts(recipe, made),
-        seconds=seconds,
     )
     write_text(layout.report, html)
 
@@ -194,7 +196,7 @@ def _responses(folder: Path, prompt_ids: list[str]) -> dict[tuple[str, int], tup
 
 
 def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, str]]:
-    """Return further facts for judging or repeating the run: counts of the data stage, sampling settings, versions."""
+    """Return further facts for judging or repeating the run: counts of the data stage, sampling, versions, seconds."""
     rollout, test = recipe.rollout, recipe.evaluate
     summaries = {name: record["summary"] for name, record in made.items()}
     cut_off = {
@@ -202,6 +204,9 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         for record in made.values()
         if record["kind"] == "evaluate"
     }
+    seconds = Counter[str]()
+    for record in made.values():
+        seconds[record["stage"]] += record["seconds"]
     test_prompts = summaries["evaluate-reference"]["samples"] // test.samples
     rollouts = [record["summary"] for record in made.values() if record["kind"] == "score"]
     if total := sum(summary["responses"] for summary in rollouts):
@@ -222,6 +227,7 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         },
         f"Responses cut off at {rollout.max_new_tokens} tokens": cut_off,
         "Versions": _versions(made),
+        "Seconds of work (steps can overlap)": {stage: f"{spent:.1f}" for stage, spent in seconds.items()},
     }
 
 

@@ -2,13 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from infalign.core.display import LOOKS
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
@@ -18,7 +15,7 @@ from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws, tie_rate
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Served, Standard
+from infalign.method.procedures import BestOfN, Standard
 from infalign.recipe.layout import Layout
 from infalign.recipe.stored_laws import law_numbers
 from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL
@@ -104,11 +101,6 @@ def pass_at_k(
     return {"pass_at_k": found, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold, "served": served}}
 
 
-def policy_looks(results: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return each policy's color and marker; no two of the first twelve are alike."""
-    return dict(zip(results["policies"], cycle(LOOKS), strict=False))
-
-
 def unseen(results: Mapping[str, Any]) -> list[str]:
     """Return the judges that training has not seen; the reward itself where there is no other."""
     judges: list[str] = results["judges"]
@@ -121,6 +113,8 @@ def _policy_numbers(
     """Return the numbers of one policy."""
     of_law = evaluated.layout.law(policy.data_needs.teacher or name)  # bond has none
     found = sample_numbers(evaluated, name, wins)
+    kl, shown = found["kl"]["mean"], (Standard(), evaluated.procedure)
+    law = evaluated.law_at(policy, kl)  # of an unrestricted policy of the method
     return {
         "method": policy.method,
         "transform": policy.transformation,
@@ -128,7 +122,7 @@ def _policy_numbers(
         "kl_budget": policy.budget,
         "beta": law_numbers(of_law)["paper_beta"] if of_law.exists() else None,
         **found,
-        "theory": _theory(evaluated, policy, found["kl"]["mean"]),
+        "theory": None if law is None else {"kl": kl} | {served.name: law.win_rate(served) for served in shown},
     }
 
 
@@ -138,28 +132,22 @@ def sample_numbers(evaluated: ScoredSamples, name: str, wins: Mapping[str, Mappi
         source: (evaluated.judged_by(source, name), evaluated.judged_by(source, "reference"))
         for source in evaluated.sources
     }
-    kl_PM, length = evaluated.column(name, "kl"), evaluated.column(name, "length")
     return {
         "kl": evaluated.intervals.of(evaluated.kl(name)),
-        "kl_per_token": float(np.nansum(kl_PM) / length[~np.isnan(kl_PM)].sum()),
-        "length": evaluated.intervals.of(length.mean(axis=1)),
+        "length": evaluated.intervals.of(evaluated.column(name, "length").mean(axis=1)),
         "rewind_draws": evaluated.intervals.of(rewind_draws(*pairs["reward"], evaluated.rewind)),
         "win_rates": {
             source: {procedure: evaluated.intervals.of_shares(values) for procedure, values in by_procedure.items()}
             for source, by_procedure in wins.items()
         },
-        "at_equal_length": {
-            source: _at_equal_length(evaluated, *pairs[source], evaluated.procedure) for source in evaluated.sources
-        },
+        "at_equal_length": {source: _at_equal_length(evaluated, pairs[source]) for source in evaluated.sources},
         "ties": {source: evaluated.intervals.of_shares(tie_rate(*pairs[source])) for source in evaluated.sources},
     }
 
 
-def _at_equal_length(
-    evaluated: ScoredSamples, policy: Samples, base: Samples, procedure: Served
-) -> dict[str, float] | dict[str, str]:
+def _at_equal_length(evaluated: ScoredSamples, pair: tuple[Samples, Samples]) -> dict[str, float] | dict[str, str]:
     try:
-        return evaluated.intervals.of(length_controlled([(policy, base)], procedure))
+        return evaluated.intervals.of(length_controlled([pair], evaluated.procedure))
     except DataError as error:
         return {"none": str(error)}
 
@@ -172,14 +160,6 @@ def _judged(evaluated: ScoredSamples, judge: str) -> dict[str, Any]:
         "best_of_n": {f"{n}": evaluated.intervals.of_shares(won) for n, won in zip(sizes, won_NP, strict=True)},
         "falls": None if turn is None else {"from": turn[0], "to": sizes[-1], **turn[1].as_dict()},
     }
-
-
-def _theory(evaluated: ScoredSamples, policy: Solver, kl: float) -> dict[str, float] | None:
-    """Return the win rates that an unrestricted policy of the method reaches at this KL; None without a law."""
-    law, procedure = evaluated.law_at(policy, max(kl, 1e-6)), evaluated.procedure
-    if law is None:
-        return None
-    return {"kl": kl, "standard": law.win_rate(Standard()), procedure.name: law.win_rate(procedure)}
 
 
 def at_one_kl(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> AtOneKL:
@@ -221,7 +201,7 @@ def _matched(
         "left_out": at.left_out,
         "not_bracketed": at.not_bracketed,
         "judges": rows,
-        "theory": at.theory([aim])[aim.name],
+        "theory": at.theory(aim),
     }
 
 

@@ -14,7 +14,6 @@ from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
 from infalign.report.verdict_text import SPOKEN, Numbers, names_by_n
 from infalign.theory.law import RankLaw
-from infalign.training.solvers.base import Solver
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
 SHOWN_PROMPTS = 10  # number of curves in the calibration figure
@@ -35,24 +34,19 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A policy's color and marker in every figure and table, and its theoretical law."""
+    """A policy's color and marker in every figure and table, its transformation, and theory's law of it at a KL."""
 
     color: str
     marker: str
-    solver: Solver
-    law_at: Callable[[Solver, float], RankLaw | None]  # `ScoredSamples.law_at`
-
-    def law(self, kl: float) -> RankLaw | None:
-        """Return the law that theory gives for the policy's method at a KL, or None."""
-        return self.law_at(self.solver, max(kl, 1e-6))
+    transformation: str
+    law: Callable[[float], RankLaw | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     """The laws that theory gives for a method at some KLs (nats), and how their win rates are drawn."""
 
-    kls: list[float]
-    laws: list[RankLaw]
+    laws: Mapping[float, RankLaw]
     color: str
     label: str
 
@@ -62,10 +56,10 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
     found: dict[str, Curve] = {}
     for look in looks.values():
-        if (aim := look.solver.transformation) not in found:
+        if (aim := look.transformation) not in found:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
-                found[aim] = Curve([*laws], [*laws.values()], look.color, f"theory, {aim}")
+                found[aim] = Curve(laws, look.color, f"theory, {aim}")
     return [*found.values()]
 
 
@@ -83,8 +77,8 @@ def win_rate_by_kl(
 
     figure, axes = axes_of("KL to the reference, nats per response", f"win rate as {procedure}, %")
     for curve in curves if judges == ["reward"] else ():
-        expected = [100 * law.win_rate(served) for law in curve.laws]
-        axes.plot([0, *curve.kls], [50, *expected], linestyle="--", color=curve.color, label=curve.label)
+        expected = [100 * law.win_rate(served) for law in curve.laws.values()]
+        axes.plot([0, *curve.laws], [50, *expected], linestyle="--", color=curve.color, label=curve.label)
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):

@@ -1,7 +1,6 @@
 """The evaluation of a run: the scored samples of its models, and the estimates made from them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,42 +12,25 @@ from infalign.evaluation.intervals import Confidence
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Served, Standard, WorstOfN
+from infalign.method.procedures import BestOfN, Procedure, Served, Standard, WorstOfN
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
+from infalign.report.equal_kl import SMALLEST
 from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver
 
 
-@dataclass(frozen=True)
 class ScoredSamples:
     """The samples of a run's models and their scores, as far as they exist, to prompts that no source leaves out."""
 
-    layout: Layout
-    sources: tuple[str, ...]  # reward sources: the first one selects the served response, and each of them judges
-    samples: int  # per prompt and model
-    intervals: Confidence
-    procedure: Served  # the procedure that policies are trained for
-    rewind: RewindAndRepeat
-    max_n: int
-    truth: str  # the source whose rewards say which responses are right
-    threshold: float | None
-
-    @classmethod
-    def of(cls, recipe: Recipe, layout: Layout) -> "ScoredSamples":
-        """Return the evaluation of a recipe's run."""
+    def __init__(self, recipe: Recipe, layout: Layout) -> None:
         evaluate = recipe.evaluate
-        return cls(
-            layout,
-            tuple(recipe.rewards),
-            evaluate.samples,
-            Confidence(evaluate.confidence, recipe.seed),
-            recipe.procedure,
-            recipe.rewind,
-            evaluate.max_n,
-            evaluate.truth or "reward",
-            evaluate.threshold,
-        )
+        self.layout, self.samples = layout, evaluate.samples  # per prompt and model
+        self.sources = tuple(recipe.rewards)  # the first one selects the served response, and each of them judges
+        self.intervals = Confidence(evaluate.confidence, recipe.seed)
+        self.procedure, self.rewind, self.max_n = recipe.procedure, recipe.rewind, evaluate.max_n
+        self.truth = evaluate.truth or "reward"  # the source whose rewards say which responses are right
+        self.threshold = evaluate.threshold
 
     @cached_property
     def kept(self) -> NDArray[np.bool_]:
@@ -96,7 +78,7 @@ class ScoredSamples:
         Laws are of continuous ranks; 0/1 rewards tie, and pass@k is exact.
         """
         aim = None if self.right_or_wrong else policy.aim(self.procedure)
-        return None if aim is None else aim.rank_law(kl)
+        return None if aim is None else aim.rank_law(max(kl, SMALLEST))
 
     @cached_property
     def right_or_wrong(self) -> bool:

@@ -38,7 +38,7 @@ def units(run: Run) -> Iterator[Unit]:
         inputs=tuple(unit.output for unit in asked),
         settings=run.key("evaluate", "procedure") | {"format": FORMAT},
         output=run.layout.results,
-        work=partial(summarize, ScoredSamples.of(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
+        work=partial(summarize, ScoredSamples(run.recipe, run.layout), run.recipe.policies, run.recipe.report_to),
     )
     for name in run.recipe.policies:
         yield Unit(

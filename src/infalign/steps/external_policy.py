@@ -49,7 +49,7 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
         do_units(
             run, [*(unit for unit in wanted if unit.name not in left), *external], until="evaluate", console=console
         )
-        evaluated = ScoredSamples.of(run.recipe, run.layout)
+        evaluated = ScoredSamples(run.recipe, run.layout)
         numbers = sample_numbers(evaluated, name, evaluated.wins(name, evaluated.procedures()))
         found = {"model": model, "procedure": evaluated.procedure.name, **numbers}
         known = {one: policy for one, policy in recipe.policies.items() if f"evaluate-{one}" not in left}
