@@ -9,14 +9,7 @@ from infalign.core.errors import DataError
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws, threshold_weights, tie_rate, win_rates_of
 from infalign.method.calibration import win
-from infalign.method.procedures import (
-    BestOfN,
-    Procedure,
-    RewindAndRepeat,
-    Standard,
-    WorstOfN,
-    parse_procedure,
-)
+from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import parse_transform
 from infalign.theory.law import law_at_kl
 

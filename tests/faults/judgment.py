@@ -46,12 +46,7 @@ OVERSPENDS = tuple(f"policies.aware.{key}" for key in ("fit.learning_rate=0.1", 
 @fault(
     0,
     {
-        "a training of one step": (
-            "train",
-            "train-aware",
-            "at learning rate 0",
-            "policies.aware.fit.batch_size=1000",
-        ),
+        "a training of one step": ("train", "train-aware", "at learning rate 0", "policies.aware.fit.batch_size=1000"),
         "reward model": ("reward-model", "reward", "than chance", "reward.fit.learning_rate=1e-9"),
         "fine-tuning makes the loss larger": ("sft", "sft", "the loss rose", "policy.fit.learning_rate=10"),
         "judge": ("reward-model", "judge", "than chance", "judge.fit.learning_rate=1e-9"),

@@ -88,10 +88,7 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
         ),
         ("data.sources=[{path: x, data_dir: y}]", "unknown key `data.sources.0.data_dir`"),
         ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, hub, world"),
-        (
-            "rollout.engine={kind: server, command: 'vllm \"serve'}",
-            "`rollout.engine.command`: No closing quotation",
-        ),
+        ("rollout.engine={kind: server, command: 'vllm \"serve'}", "`rollout.engine.command`: No closing quotation"),
         ("reward={}", "`reward`: a reward model needs `fit` or `head` unless it is a `function`"),
     ],
 )

@@ -7,11 +7,7 @@ from scipy.optimize import brentq
 from scipy.special import softmax
 from scipy.stats import norm
 
-from infalign.method.procedures import (
-    BestOfN,
-    Procedure,
-    parse_procedure,
-)
+from infalign.method.procedures import BestOfN, Procedure, parse_procedure
 from infalign.method.transforms import parse_transform
 from infalign.report.equal_kl import AtOneKL, is_comparable, matched, widen
 from infalign.theory.law import law_at_kl

@@ -150,10 +150,7 @@ def test_several_rewards_are_added_as_trl_adds_them(tmp_path: Path, monkeypatch:
     [
         ({"reasoning_gym": "chain_sum"}, "reasoning_gym requires size"),
         ({"path": "a.jsonl", "size": 5}, "reasoning_gym requires size"),
-        (
-            {"reasoning_gym": "chain_sum", "size": 5, "path": "a.jsonl"},
-            "exactly one of path, hub, world, ",
-        ),
+        ({"reasoning_gym": "chain_sum", "size": 5, "path": "a.jsonl"}, "exactly one of path, hub, world, "),
     ],
 )
 def test_a_task_has_a_size_and_no_other_source(settings: dict[str, Any], said: str) -> None:
