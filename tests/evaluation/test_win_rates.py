@@ -171,10 +171,3 @@ def test_rewards_of_any_number_type_are_compared_and_text_is_refused() -> None:
     text = np.array([["0.1", "0.2"]])
     with pytest.raises(DataError, match="must be numbers"):
         Samples(text, text)
-
-
-def test_all_ties_are_one_half() -> None:
-    """Where the judge finds everything equal the win rate is 1/2 under every procedure and the tie rate says why."""
-    equal = Samples(np.arange(12.0).reshape(2, 6), np.ones((2, 6)))
-    assert win_rates_of(equal, equal, PROCEDURES) == pytest.approx(np.full((len(PROCEDURES), 2), 0.5))
-    assert tie_rate(equal, equal).tolist() == [1.0, 1.0]

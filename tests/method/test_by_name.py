@@ -153,21 +153,3 @@ def test_what_a_function_does_not_need_may_be_absent() -> None:
         return [weight, more["level"]]
 
     assert ByName(scored)(PROMPTS, RESPONSES, {"level": [ABSENT, 3]}) == [2.0, [None, 3]]
-
-
-def test_columns_of_a_trainer_reach_the_reward_inside_a_calibrated_one() -> None:
-    """As TRL passes them; its completions are given as they are."""
-    seen: list[Any] = []
-
-    def checker(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        seen.extend(completions)
-        return [float(said[-1]["content"] == true) for said, true in zip(completions, answer, strict=True)]
-
-    said = [[{"role": "assistant", "content": text}] for text in RESPONSES]
-    reward = CalibratedReward(checker, "identity")
-    found = reward(PROMPTS, said, reference_rewards=[[0.0, 1.0]] * 2, answer=["5", "6"], trainer_state=object())
-    assert found == [0.75, 0.25]
-    assert seen == said
-    rows = [json.dumps({"answer": answer, "level": level}) for answer, level in (("5", 1), ("6", 2))]
-    of_run = CalibratedReward(with_row_columns(ByName(checker)), "identity")
-    assert of_run(PROMPTS, said, reference_rewards=[[0.0, 1.0]] * 2, columns=rows) == [0.75, 0.25]

@@ -90,20 +90,3 @@ def test_a_model_with_a_window_does_not_pack() -> None:
     model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=3))
     assert not can_pack(model)
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_sums_are_over_the_tokens_of_a_response() -> None:
-    """By hand: 3, 1, 6, 2 and 1 tokens."""
-    numbers = torch.arange(1.0, 14.0)
-    assert PACKED.sum_by_response(numbers).tolist() == [6, 4, 45, 23, 13]
-    expected = torch.tensor([1, 3, 6, 4, 5, 11, 18, 26, 35, 45, 11, 23, 13])
-    assert torch.equal(PACKED.sum_to_token(numbers), expected.float())
-    assert torch.equal(PACKED.sum_to_token(numbers[:, None].expand(-1, 2)), expected.float()[:, None].expand(-1, 2))
-
-
-def test_each_token_is_predicted_by_the_one_before_it() -> None:
-    """The first token of a response by the last of its prompt, also where responses share one."""
-    before = PACKED.tokens[PACKED.predictors].tolist()
-    assert before == [5, 10, 11, 5, 9, 14, 15, 16, 17, 18, 6, 20, 9]
-    assert PACKED.targets.tolist() == [token for response in RESPONSES for token in response]
-    assert PACKED.positions[0, -4:].tolist() == [8, 1, 2, 3]
