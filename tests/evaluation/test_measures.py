@@ -1,6 +1,5 @@
 """Tables of rewards of any shape are read as their owner means them, and measured by model and by pairs of models."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rows import written
 
 from infalign import pass_at_k, read_rewards
 from infalign.core.display import style
@@ -27,18 +27,6 @@ from infalign.report.measured import draw_measured
 CORRECT = np.array([[0, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1]], float)
 ANSWERS = np.array([[3, 1, 2, 2, 1, 4], [5, 6, 5, 6, 7, 8], [1] * 6, [1, 2, 1, 1, 2, 1]])
 RAGGED = [[0, 0, 1, 1], [0, 1, 0], [0, 0], [1, 1, 1, 1, 1]]
-
-
-def written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write rows as the ending says."""
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".csv":
-        lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)]
-        path.write_text("\n".join(lines) + "\n")
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def rows_of(rewards: dict[str, list[list[float]]], **names: str) -> list[dict[str, Any]]:

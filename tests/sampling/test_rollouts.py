@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from faults.server import token_logprobs
+from micro import silent
 from scipy.stats import chisquare
 from tiny_models import EOS, PROMPT, tiny, words
 
@@ -186,9 +187,6 @@ def test_a_response_has_a_token() -> None:
         Sampling(0)
 
 
-# Loading
-
-
 # Storage
 
 
@@ -207,10 +205,6 @@ class Interrupted(Engine):
 
 PROMPTS = [Prompt(f"p{i}", [5, i + 4]) for i in range(7)]
 IDS = [prompt.prompt_id for prompt in PROMPTS]
-
-
-def silent(done: int, total: int) -> None:
-    """Report no progress."""
 
 
 @pytest.mark.parametrize(("batch", "limits"), [(6, (1, 3, 2)), (12, (1, 2))], ids=["a prompt", "two prompts"])
