@@ -126,18 +126,12 @@ def test_a_threshold_that_ties_is_passed() -> None:
     assert draws.mean() == pytest.approx(exact, abs=3 * draws.std() / np.sqrt(3000))
 
 
-def test_more_draws_than_samples_is_an_error() -> None:
-    """Best-of-8 from four samples does not exist."""
-    four = Samples(np.zeros((2, 4)), np.zeros((2, 4)))
-    with pytest.raises(DataError, match=r"best-of-8 cannot be estimated from 4 samples"):
-        prompt_win_rates(four, four, BestOfN(8))
+def test_what_base_samples_cannot_show_is_an_error() -> None:
+    """The other half of four for four draws, and the 0.99 quantile of nineteen, whatever serves the base."""
+    samples = Samples(*np.random.default_rng(0).random((2, 2, 38)))
+    four = Samples(samples.selected[:, :4], samples.judged[:, :4])
     with pytest.raises(DataError, match=r"rewind:0.5:4 needs 8 base samples"):
         prompt_win_rates(four, four, RewindAndRepeat(0.5, 4))
-
-
-def test_a_quantile_beyond_the_base_samples_is_an_error() -> None:
-    """Nineteen samples cannot show the 0.99 quantile, whatever serves the base."""
-    samples = Samples(*np.random.default_rng(0).random((2, 2, 38)))
     with pytest.raises(DataError, match=r"rewind:0.99:2 needs 198 base samples per prompt, found 38"):
         prompt_win_rates(samples, samples, RewindAndRepeat(0.99, 2), Standard())
     assert prompt_win_rates(samples, samples, RewindAndRepeat(0.95, 2), Standard()).shape == (2,)

@@ -13,7 +13,7 @@ from infalign.method.calibration import calibrate, win
 from infalign.method.group_advantages import advantages
 from infalign.method.optimum import optimum
 from infalign.method.reward import CalibratedReward
-from infalign.method.transforms import Exponential, Identity, Log, at_ranks
+from infalign.method.transforms import Identity
 
 REWARDS = st.integers(-50, 50).map(float)
 
@@ -79,13 +79,6 @@ def test_unusable_references_are_refused() -> None:
         calibrate(np.zeros((2, 4)), np.zeros((3, 4)))
     with pytest.raises(DataError, match=r"found an array of shape \(2, 2, 2\)"):
         calibrate(np.zeros((2, 2, 2)), np.zeros((2, 2, 2)))
-
-
-def test_log_is_finite_below_all_rollouts() -> None:
-    """A response worse than all K has rank 0; log is taken at 1/(2K) there, and nothing else changes."""
-    phi = at_ranks(Log(), np.array([0.0, 0.5]), 10)
-    assert phi == pytest.approx([np.log(1 / 20), np.log(0.5)])
-    assert at_ranks(Exponential(10), np.array([0.0, 1.0]), 10) == pytest.approx([np.exp(-10), 1.0])
 
 
 def lengths(prompts: list[object], responses: list[str]) -> list[float]:
