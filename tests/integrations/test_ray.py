@@ -93,7 +93,8 @@ def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -
 
     code, out, err = micro.infalign("run", "cluster.yaml", *RAY)
     assert code == 0, err
-    assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts left" in out
+    done = [name for name in before if name.startswith("scores") and name.replace("scores", "rollouts") in before]
+    assert f"{8 - len(done)} shards of 16 prompts × 6 rollouts left" in out
     after = shards(root, "rollouts") | shards(root, "scores")
     assert before.items() <= after.items()
     assert len(after) == 16
@@ -102,11 +103,6 @@ def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -
     micro.done(load_recipe("here.yaml"), until="calibrate")
     assert micro.rollouts(root / "rollouts") == micro.rollouts(folder / "here" / "rollouts")
     assert pq.read_table(root / "calibrated.parquet").equals(pq.read_table(folder / "here" / "calibrated.parquet"))
-
-
-def shards_done(made: dict[str, Any]) -> list[str]:
-    """Return the shards of which both rollouts and rewards were made."""
-    return [name for name in made if name.startswith("scores") and name.replace("scores", "rollouts") in made]
 
 
 @on_ray

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import TaskType
 from safetensors.torch import load_file
-from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel
+from tiny_models import tiny
 
 from infalign.core.errors import ConfigError
 from infalign.evaluation.kl import kl_from_reference_samples
@@ -124,14 +124,9 @@ def test_layers_that_a_model_has_not_and_other_architectures_are_refused(policy:
     check_top_layers(policy.reference, 2)
     with pytest.raises(ConfigError, match=r"lora.layers is 5, but the model has 4 layers"):
         check_top_layers(policy.reference, 5)
-    torch.manual_seed(0)
-    small = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-    gemma = GemmaForCausalLM(GemmaConfig(**small, num_attention_heads=2, num_key_value_heads=2)).eval()
-    check_top_layers(gemma, 1)
-    ends = {"bos_token_id": 1, "eos_token_id": 2}
-    other = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2, **ends)).eval()
+    check_top_layers(tiny("Gemma", head_dim=8), 1)
     with pytest.raises(ConfigError, match=r"cannot be run from stored states; leave lora.layers out"):
-        check_top_layers(other, 1)
+        check_top_layers(tiny("GPT2"), 1)
 
 
 def test_the_reference_is_known_from_its_states(policy: GuidedForCausalLM, folder: StateFolder) -> None:
