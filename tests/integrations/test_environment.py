@@ -248,9 +248,7 @@ def test_trls_command_trains_with_the_reward_by_its_name(tmp_path: Path, folder:
     assert "win_rate" in done.stdout
 
 
-def test_a_trl_dataset_without_calibration_is_refused() -> None:
+def test_a_trl_dataset_with_the_calibration_of_other_prompts_is_refused() -> None:
     """TRL would train on whatever comes back."""
-    with pytest.raises(DataError, match="no column reference_rewards"):
-        adapter.reward([PROMPT], ["Knead."])
     with pytest.raises(DataError, match="differs from the one with these reference_rewards"):
         adapter.reward([PROMPT], ["Knead."], [REFERENCES], ["0123456789abcdef"])

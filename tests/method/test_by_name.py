@@ -130,20 +130,24 @@ def test_a_function_of_no_form_is_refused_and_never_called_by_position(function:
         ByName(function)
 
 
-def test_a_column_that_rows_lack_is_named() -> None:
-    """With the row, or the near name."""
-    with pytest.raises(
-        DataError, match=r"needs the column answer, which is missing in every row; .* did you mean answers\?"
-    ):
-        ByName(ours)(PROMPTS, RESPONSES, columns_of([{"answers": "5"}] * 2))
-    with pytest.raises(
-        DataError, match=r"which is missing in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are level"
-    ):
-        ByName(ours)(PROMPTS, RESPONSES, columns_of([{"answer": "5"}, {"level": 2}]))
-    with pytest.raises(
-        DataError, match="needs the column ground_truth, which is missing in 2 of 2 rows, first in row 0"
-    ):
-        ByName(verl)(PROMPTS, RESPONSES, columns_of([{"data_source": "sums", "reward_model": {}}] * 2))
+@pytest.mark.parametrize(
+    ("function", "rows", "said"),
+    [
+        (ours, [{"answers": "5"}] * 2, r"column answer, which is missing in every row; .* did you mean answers\?"),
+        (ours, [{"solution": "5"}] * 2, "column answer, which is missing in every row; there are solution$"),
+        (
+            ours,
+            [{"answer": "5"}, {"level": 2}],
+            r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are level",
+        ),
+        (ours, [{"answer": "5"}, {}], r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are no columns"),
+        (verl, [{"data_source": "sums", "reward_model": {}}] * 2, "ground_truth, which is missing in 2 of 2 rows"),
+    ],
+)
+def test_a_column_that_rows_lack_is_named(function: Any, rows: list[dict[str, Any]], said: str) -> None:
+    """With how many rows, the first of them, and the near name."""
+    with pytest.raises(DataError, match=said):
+        ByName(function)(PROMPTS, RESPONSES, columns_of(rows))
 
 
 def test_what_a_function_does_not_need_may_be_absent() -> None:

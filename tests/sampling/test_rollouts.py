@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from faults.server import token_logprobs
@@ -268,22 +267,6 @@ def test_a_gpu_draws_eight_times_as_many_responses_at_once(
     engine = Sizes(device_type)
     draw(engine, [Prompt(str(i), [5]) for i in range(32)], k, tmp_path, on_progress=silent)
     assert engine.sizes == sizes
-
-
-def test_k_grows_without_redrawing(tmp_path: Path, policy: tuple[Any, Any]) -> None:
-    """Asking for 6 where 4 are stored draws two more a prompt, and a smaller K still reads the first ones."""
-    engine = SharedPrefixEngine(*policy, Sampling(12))
-    draw(engine, PROMPTS, 4, tmp_path, on_progress=silent)
-    four = read_rollouts(tmp_path, IDS, 4)
-    draw(engine, PROMPTS, 6, tmp_path, on_progress=silent)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["part-00000.parquet", "part-00001.parquet"]
-    assert read_rollouts(tmp_path, IDS, 4).equals(four)
-    six = read_rollouts(tmp_path, IDS[::-1], 6)
-    assert six["prompt_id"].to_pylist() == [prompt_id for prompt_id in IDS[::-1] for _ in range(6)]
-    assert six["index"].to_pylist() == list(range(6)) * 7
-    assert six.schema.field("token_ids").type == pa.list_(pa.int32())
-    expected = engine.sample(PROMPTS[6].token_ids, "p6", range(6))
-    assert six["token_ids"].to_pylist()[:6] == [list(response.token_ids) for response in expected]
 
 
 def test_missing_and_doubled_rollouts_are_named(tmp_path: Path, policy: tuple[Any, Any]) -> None:
