@@ -1,4 +1,4 @@
-"""An application behind uvicorn in a thread of the test."""
+"""An application behind uvicorn in a thread of the test, what it counts, and a free port."""
 
 import socket
 import threading
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx2
 import uvicorn
 
 
@@ -26,3 +27,16 @@ def listening(app: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(60)
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Return what the server counts."""
+    lines = httpx2.get(f"{url}/metrics").raise_for_status().text.splitlines()
+    return {name: float(value) for name, value in (line.split() for line in lines if line[0] != "#")}
+
+
+def free_port() -> int:
+    """Return a port at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

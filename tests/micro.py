@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.console import Console
 
 from infalign import cli
@@ -56,15 +57,30 @@ def given(root: Path, policy: str) -> dict[str, Any]:
     return recipe
 
 
-def write_policy(folder: Path) -> str:
-    """Write a random policy with its tokenizer into a folder, and return its name."""
-    from infalign.models.scratch import new_policy, train_tokenizer
+def tokenizer(**shape: int) -> Any:
+    """Return a byte-level tokenizer with the chat template of models from scratch."""
+    from infalign.models.scratch import train_tokenizer
     from infalign.models.settings import Scratch
 
-    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, Scratch(**SCRATCH))
-    new_policy(Scratch(**SCRATCH), tokenizer, seed=0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, Scratch(**SCRATCH | shape))
+
+
+def write_policy(folder: Path, **shape: int) -> str:
+    """Write a random policy with its tokenizer into a folder, and return its name."""
+    from infalign.models.scratch import new_policy
+    from infalign.models.settings import Scratch
+
+    words = tokenizer(**shape)
+    new_policy(Scratch(**SCRATCH | shape), words, seed=0).save_pretrained(folder)
+    words.save_pretrained(folder)
     return str(folder)
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    """Return all rollouts below a folder by prompt and number; how shards hold them depends on when a run stopped."""
+    shards = pa.concat_tables(pq.read_table(path) for path in sorted(folder.rglob("part-*.parquet")))
+    found: list[dict[str, Any]] = shards.sort_by([("prompt_id", "ascending"), ("index", "ascending")]).to_pylist()
+    return found
 
 
 def write(path: Path, recipe: Mapping[str, Any]) -> str:
@@ -131,42 +147,35 @@ def finish(folder: Path) -> Path:
     return folder / "run"
 
 
-def write_gguf(
-    policy: Any,
-    tokenizer: Any,
-    path: Path,
-    *,
-    architecture: str = "llama",
-    kind: str = "gpt2",
-    quantisation: str | None = None,
-) -> Path:
-    """Write a Llama with tied embeddings as llama.cpp's converter does; the matrices in ``quantisation``.
-
-    In one that gguf has no code for they are zeros.
-    """
+def write_gguf(policy: Any, tokenizer: Any, path: Path, *, kind: str = "gpt2", quantisation: str | None = None) -> Path:
+    """Write a Llama with tied embeddings as llama.cpp's converter does; the matrices in ``quantisation``."""
     import gguf
 
-    config, writer = policy.config, gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    config, writer = policy.config, gguf.GGUFWriter(path, "llama")
     numbers = tokenizer.get_vocab()
     vocabulary = sorted(numbers, key=lambda token: numbers[token])
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
-    writer.add_tokenizer_model(kind)
-    writer.add_token_list(vocabulary)
-    writer.add_token_types([control if token.startswith("<|") else normal for token in vocabulary])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_pad_token_id(tokenizer.pad_token_id)
-    writer.add_chat_template(tokenizer.chat_template)
+    fields = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        "tokenizer_model": kind,
+        "token_list": vocabulary,
+        "token_types": [control if token.startswith("<|") else normal for token in vocabulary],
+        "token_merges": [" ".join(pair) for pair in merges],
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "chat_template": tokenizer.chat_template,
+    }
+    for field, value in fields.items():
+        getattr(writer, f"add_{field}")(value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in policy.model.state_dict(prefix="model.").items():
         if name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp's rotary embedding pairs neighbours
@@ -175,14 +184,9 @@ def write_gguf(
         ours, values = names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy()
         if quantisation is None or values.ndim == 1:
             writer.add_tensor(ours, values)
-            continue
-        written = gguf.GGMLQuantizationType[quantisation]
-        try:
-            packed = gguf.quantize(values, written)
-        except NotImplementedError:
-            weights, size = gguf.GGML_QUANT_SIZES[written]  # of a block, and its bytes
-            packed = np.zeros((values.size // weights, size), np.uint8)
-        writer.add_tensor(ours, packed, raw_dtype=written)
+        else:
+            packed = gguf.GGMLQuantizationType[quantisation]
+            writer.add_tensor(ours, gguf.quantize(values, packed), raw_dtype=packed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -204,3 +208,7 @@ def encoder(folder: Path) -> Path:
     torch.manual_seed(0)
     BertModel(BertConfig(vocab_size=len(tokens), initializer_range=0.2, **shape)).save_pretrained(folder)
     return folder
+
+
+def silent(*_: object) -> None:
+    """Report no progress."""

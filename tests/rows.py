@@ -1,7 +1,12 @@
 """Rows of preference data, as files have them."""
 
+import csv
 import gzip
 import json
+import lzma
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from infalign.data.examples import parse_example
 
@@ -31,9 +36,23 @@ def examples_of(*starts):
     return [parse_example(comparison(start), f"row {n}") for n, start in enumerate(starts)]
 
 
-def write_gzip(path, rows):
-    """Write rows as gzipped lines of JSON."""
-    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+def lines(rows):
+    """Return rows as lines of JSON."""
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def written(path, rows):
+    """Write rows as the ending of the file says, and return its path."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8-sig") as file:  # as Excel does, byte-order mark included
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(lines(rows)))
+    return path
 
 
 PROMPT = [user("Hi"), assistant("Hello."), user("Name a colour")]

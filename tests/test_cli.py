@@ -121,10 +121,7 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         (["run", "x.yaml", "--set"], "--set requires an argument"),
         (["run", "absent.yaml"], "cannot read the recipe absent.yaml"),
         (["run", "recipes/demo.yaml"], "No such file or directory; did you mean demo?"),
-        (
-            ["status", "runs/nope"],
-            "no run directory and no recipe is named runs/nope; give a run_dir or a recipe",
-        ),
+        (["status", "runs/nope"], "no run directory and no recipe is named runs/nope; give a run_dir or a recipe"),
         (["status", "dmo"], "no run directory and no recipe is named dmo; did you mean demo?"),
         (["run", "runs/nope", "--policy", "a"], "no run directory and no recipe is named runs/nope"),
         (["serve", "run", "--port", "70000"], '"70000" for --port. Must be <= 65535.'),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gather import gather
+from messages import text_of
 
 import infalign
 from infalign import cli
@@ -111,23 +112,13 @@ def test_the_table_says_what_choose_says(row: list[str], rollouts: int) -> None:
     assert rollouts != 100 or row[5:] == others
 
 
-def said_by_the_code() -> str:
-    """Return all texts of the source; what is filled into one is …."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    filled = [
-        "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-        for node in nodes
-        if isinstance(node, ast.JoinedStr)
-    ]
-    return "\n".join(filled + [str(node.value) for node in nodes if isinstance(node, ast.Constant)])
-
-
 def test_the_sentences_of_troubleshooting_are_those_of_the_code() -> None:
     """Every part of every sentence of its tables, between what is filled in, stands in the source."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     sentences = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
-    code = said_by_the_code()
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    code = "\n".join(filter(None, map(text_of, nodes)))
     assert len(sentences) == page.count("\n| ") - page.count("| message |")
     assert [part for said in sentences for part in said.split("…") if part.strip() not in code] == []
 

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from rows import lines
 
 from infalign.core.errors import InfalignError
 from infalign.core.storage import read_table
@@ -63,11 +64,6 @@ TALKS = [{"messages": [*MESSAGES, {"role": "assistant", "content": "Hey"}]}, {"p
 REWARDS = [{"prompt_id": p, "reward": r, "length": 3} for p in ("a", "b") for r in (0.5, -1.0, 2.0)]
 COLUMNS = ([0, 0.5, 1], [2, 1, 0], [0, 1, 2])
 TABLE = json.loads(Tabulated("t", *(np.array(column, float) for column in COLUMNS)).to_json())
-
-
-def lines(rows: list[dict[str, Any]]) -> bytes:
-    """Return rows as lines of JSON."""
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def csv(rows: list[dict[str, Any]]) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from micro import silent
 from psutil import Process
 from transformers import Trainer, TrainingArguments
 
@@ -49,10 +50,6 @@ def prompts(count: int) -> list[Prompt]:
 def ids(count: int) -> list[str]:
     """Return their ids."""
     return [prompt.prompt_id for prompt in prompts(count)]
-
-
-def silent(*_: object) -> None:
-    """Report no progress."""
 
 
 def peak(work: Callable[[], object]) -> int:

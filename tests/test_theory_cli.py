@@ -116,15 +116,3 @@ def test_a_transformation_that_fails_does_not_hide_the_others(main: Any) -> None
     assert json.loads(out)["transform"] == "identity"
     for line, name in zip(err.splitlines(), ("exp:-500", "exp:-400"), strict=False):
         assert line.startswith(f"infalign: {name} cannot reach a KL of 600 nats")
-
-
-@pytest.mark.parametrize(
-    ("procedure", "kl", "win_rate"), [("best-of-4", 0.890859, 0.93116998), ("worst-of-2", 1.013609, 0.95)]
-)
-def test_the_papers_fixed_points_are_the_optima(main: Any, procedure: str, kl: float, win_rate: float) -> None:
-    """At a β the optimum has the known KL and win rate of the paper's bon_fp and won_fp."""
-    ours = curve(main, procedure, "optimal", "--beta", 0.1)
-    assert ours["kl"] == pytest.approx(kl, abs=1e-6)
-    assert ours["win_rate"] == pytest.approx(win_rate, abs=1e-8)
-    assert ours["beta"] == pytest.approx(0.1, rel=1e-12)
-    assert {"residual", "self_check", "normalized_beta"} <= ours.keys()

@@ -1,11 +1,7 @@
 """Files in the formats of public data sets: rows, roles and columns come out right, or are refused by name."""
 
-import json
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from rows import assistant, transcript, user
+from rows import assistant, transcript, user, written
 
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
@@ -109,15 +105,6 @@ FORMATS = {
         lambda i: {"system": "Be brief." if i % 2 else "", "question": asked(i), "chosen": GOOD, "rejected": BAD},
         lambda i: ([*([SYSTEM] if i % 2 else []), user(asked(i))], *PAIR), ()),
 }  # fmt: skip
-
-
-def written(path, rows):
-    """Write rows to a file of JSON lines or Parquet, and return it."""
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])

@@ -9,7 +9,7 @@ import micro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rows import comparison, write_gzip
+from rows import comparison, written
 
 from infalign.core.errors import DataError
 from infalign.data.hub import Hub, hub_rows
@@ -25,7 +25,7 @@ def hub_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "hh" / "harmless-base"
     folder.mkdir(parents=True)
-    write_gzip(folder / "train.jsonl.gz", [comparison()])
+    written(folder / "train.jsonl.gz", [comparison()])
     return tmp_path / "hh"
 
 
@@ -86,7 +86,7 @@ def test_a_copy_in_the_folder_of_data_goes_before_the_hub(tmp_path, hub_folder):
     assert example.rejected
     keys = [Run.of(recipe).key("data") for recipe in recipes]
     assert keys[0] == keys[1]
-    write_gzip(tmp_path / "b" / "A" / "hh" / "harmless-base" / "train.jsonl.gz", [comparison("Other")])
+    written(tmp_path / "b" / "A" / "hh" / "harmless-base" / "train.jsonl.gz", [comparison("Other")])
     assert Run.of(recipes[1]).key("data") != keys[0]
 
 

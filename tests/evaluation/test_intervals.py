@@ -8,7 +8,7 @@ from scipy.special import stdtrit
 from scipy.stats import binom, multinomial
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.evaluation.intervals import Estimate, _times_drawn, estimate, estimate_difference, estimate_share
+from infalign.evaluation.intervals import Estimate, estimate, estimate_difference, estimate_share
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import prompt_win_rates, win_rates
 from infalign.method.procedures import BestOfN, WorstOfN
@@ -114,14 +114,6 @@ def test_away_from_the_end_the_interval_is_the_bootstraps() -> None:
     wide = estimate_share([0.3, 0.9, 1.2, 1.1, 1.3])  # unbiased estimates of single prompts
     assert wide.mean == pytest.approx(0.96)
     assert (wide.low < 0.8, wide.high) == (True, 1.0)
-
-
-@pytest.mark.parametrize("prompts", [2, 60, 1000])
-def test_counts_of_the_resamples_give_the_bootstrap_of_the_values(prompts: int) -> None:
-    """How often each prompt is drawn, kept for all values of so many prompts, is what the seed's draws give."""
-    places = np.random.default_rng(3).integers(prompts, size=(40, prompts))
-    values = np.random.default_rng(0).normal(size=prompts)
-    assert _times_drawn(prompts, 3)[:40] @ values / prompts == pytest.approx(values[places].mean(axis=1), abs=1e-12)
 
 
 def test_an_interval_repeats_with_its_seed_and_contains_the_mean() -> None:

@@ -1,6 +1,5 @@
 """Tables of rewards of any shape are read as their owner means them, and measured by model and by pairs of models."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rows import written
 
 from infalign import pass_at_k, read_rewards
 from infalign.core.display import style
@@ -24,19 +24,9 @@ from infalign.evaluation.reward_tables import RewardTable, joined
 from infalign.evaluation.table_files import Reading, read_reward_table
 from infalign.report.measured import draw_measured
 
+CORRECT = np.array([[0, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1]], float)
+ANSWERS = np.array([[3, 1, 2, 2, 1, 4], [5, 6, 5, 6, 7, 8], [1] * 6, [1, 2, 1, 1, 2, 1]])
 RAGGED = [[0, 0, 1, 1], [0, 1, 0], [0, 0], [1, 1, 1, 1, 1]]
-
-
-def written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write rows as the ending says."""
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".csv":
-        lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)]
-        path.write_text("\n".join(lines) + "\n")
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def rows_of(rewards: dict[str, list[list[float]]], **names: str) -> list[dict[str, Any]]:
@@ -59,6 +49,38 @@ def voted(correct: np.ndarray, answers: np.ndarray) -> float:
 def means(table: RewardTable, metric: str = "pass@1") -> dict[str, float]:
     """Return the metric of each model."""
     return {record["model"]: record["mean"] for record in measure(table, [metric])}
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 6])
+@pytest.mark.parametrize(
+    ("kind", "of_set"),
+    [
+        ("pass@", lambda correct, _: correct.max()),
+        ("pass^", lambda correct, _: correct.min()),
+        ("avg@", lambda correct, _: correct.mean()),
+        ("maj@", voted),
+        ("best-of-", lambda correct, _: correct.max()),
+        ("worst-of-", lambda correct, _: correct.min()),
+    ],
+)
+def test_a_metric_is_the_mean_over_all_sets_of_k(kind: str, of_set: object, k: int) -> None:
+    """By enumeration."""
+    sets = [list(chosen) for chosen in combinations(range(6), k)]
+    expected = [
+        np.mean([of_set(correct[one], answers[one]) for one in sets])  # type: ignore[operator]
+        for correct, answers in zip(CORRECT, ANSWERS, strict=True)
+    ]
+    assert Metric.parse(f"{kind}{k}").of_prompts(CORRECT, ANSWERS) == pytest.approx(expected)
+
+
+def test_what_cannot_be_measured_is_named() -> None:
+    """Too few responses, an unknown metric, and votes without answers."""
+    with pytest.raises(DataError, match="pass@8 needs 8 responses per prompt, found 6"):
+        Metric.parse("pass@8").of_prompts(CORRECT)
+    with pytest.raises(ConfigError, match=r"unknown metric 'best@8'; known: pass@K, pass\^K"):
+        Metric.parse("best@8")
+    with pytest.raises(DataError, match="maj@2 needs a column answer"):
+        Metric.parse("maj@2").of_prompts(CORRECT)
 
 
 def test_pass_at_k_of_prompts_with_different_numbers_of_responses() -> None:

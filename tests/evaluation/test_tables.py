@@ -1,6 +1,5 @@
 """Anybody's tables: what is read, what is refused with its place, and what comes out."""
 
-import gzip
 import io
 import json
 from pathlib import Path
@@ -8,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from rows import written
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import estimate
@@ -24,17 +23,9 @@ from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws, tie_ra
 from infalign.method.procedures import BestOfN, RewindAndRepeat, parse_procedure
 
 
-def write(path: Path, rows: dict[str, list]) -> Path:
+def write(path: Path, columns: dict[str, list]) -> Path:
     """Write columns as Parquet, CSV or JSONL, as the ending says."""
-    table = pa.table(rows)
-    if path.name.endswith(".parquet"):
-        pq.write_table(table, path)
-    elif path.name.endswith(".csv"):
-        pyarrow.csv.write_csv(table, path)
-    else:
-        text = "".join(json.dumps(row) + "\n" for row in table.to_pylist())
-        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
+    return written(path, pa.table(columns).to_pylist())
 
 
 def columns(samples: Samples, *, judge: bool = True, lengths: bool = True, prefix: str = "prompt ") -> dict[str, list]:
@@ -225,11 +216,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
             f"prompt_id,reward\na,{2**53 + 1}\n",
             f"line 2, prompt 'a': reward is {2**53 + 1}, which a float cannot",
         ),
-        (
-            "t.jsonl",
-            f'{{"prompt_id": "a", "reward": {-(2**53) - 1}}}',
-            "line 1, prompt 'a': reward is -900719925474",
-        ),
+        ("t.jsonl", f'{{"prompt_id": "a", "reward": {-(2**53) - 1}}}', "line 1, prompt 'a': reward is -900719925474"),
         ("t.jsonl", '{"prompt_id": "a", "reward": 1}\n{"prompt_id": "a"}', "line 2: column reward is missing"),
         ("t.jsonl", '{"prompt_id": 1.5, "reward": 1}', "line 1, prompt 1.5: prompt_id is of type float"),
     ],

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rows import lines
 
-from faults.data import ROWS, lines
+from faults.data import ROWS
 from faults.lab import Lab, Seen, told
 from faults.registry import fault
 from infalign.data.files import read_rows
@@ -17,12 +18,6 @@ from infalign.data.files import read_rows
 def pages(path: Path) -> None:
     """Write a small Parquet file with large pages."""
     pq.write_table(pa.table({"prompt": ["x" * 500_000_000] * 2}), path, compression="brotli", use_dictionary=False)
-
-
-def one_text(path: Path) -> None:
-    """Write a small Parquet file in which a text of a megabyte stands for 3,500."""
-    text = pa.DictionaryArray.from_arrays(pa.array([0] * 3500, pa.int32()), ["x" * 1_000_000])
-    pq.write_table(pa.table({"prompt": text}), path, compression="brotli", store_schema=False)
 
 
 def gzipped(content: bytes, times: int) -> Callable[[Path], None]:
@@ -34,7 +29,6 @@ def gzipped(content: bytes, times: int) -> Callable[[Path], None]:
     3,
     {
         "pages of half a gigabyte": ("rows.parquet", pages),
-        "one text that stands for thousands": ("rows.parquet", one_text),
         "blank lines": ("rows.jsonl.gz", gzipped(b"\n" * 1000, 200)),
         "blank lines and a row": ("rows.jsonl.gz", gzipped(b"\n" * 999 + json.dumps(ROWS[0]).encode() + b"\n", 200)),
         "a row two million times": ("rows.jsonl.gz", gzipped(lines(ROWS[:1]), 2_000)),

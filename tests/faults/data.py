@@ -1,15 +1,12 @@
 """Dirty data, and recipes that are wrong or evil: refused with the place, or counted; no finished work is touched."""
 
 import gzip
-import io
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import micro
-import pyarrow as pa
-import pyarrow.parquet as pq
+from rows import lines
 
 from faults.lab import Lab, Seen, infalign, refused, summary, untouched
 from faults.registry import fault
@@ -21,18 +18,6 @@ ROWS = [
     {"prompt": asked, "chosen": chosen, "rejected": rejected}
     for asked, chosen, rejected in preferences(200, seed=0, temperature=1.0)
 ]
-
-
-def lines(rows: list[dict[str, Any]]) -> bytes:
-    """Return rows as lines of JSON."""
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    """Return rows as a Parquet file."""
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), file)
-    return file.getvalue()
 
 
 def reading(lab: Lab, name: str, content: bytes) -> str:

@@ -27,8 +27,7 @@ def wild(lab: Lab) -> Seen:
 def unspent(lab: Lab) -> Seen:
     """Policies spend next to nothing of their KL budgets → A warning for each, with the key to raise."""
     said = [line for line in sentences(status(recorded_recipe(lab.finished)).findings) if "the KL is" in line]
-    print(sentences(status(recorded_recipe(lab.finished)).findings))
-    assert [line.partition(":")[0] for line in said] == ["evaluate-aware", "evaluate-plain", "evaluate-online"]
+    assert [line.partition(":")[0] for line in said] == ["evaluate-online"]  # the others keep the reference
     return Seen(0, said[0])
 
 
@@ -47,12 +46,7 @@ OVERSPENDS = tuple(f"policies.aware.{key}" for key in ("fit.learning_rate=0.1", 
 @fault(
     0,
     {
-        "a training of one step": (
-            "train",
-            "train-aware",
-            "at learning rate 0",
-            "policies.aware.fit.batch_size=1000",
-        ),
+        "a training of one step": ("train", "train-aware", "at learning rate 0", "policies.aware.fit.batch_size=1000"),
         "reward model": ("reward-model", "reward", "than chance", "reward.fit.learning_rate=1e-9"),
         "fine-tuning makes the loss larger": ("sft", "sft", "the loss rose", "policy.fit.learning_rate=10"),
         "judge": ("reward-model", "judge", "than chance", "judge.fit.learning_rate=1e-9"),

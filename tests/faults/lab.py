@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import micro
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infalign.core.errors import InfalignError
@@ -129,15 +128,10 @@ def untouched(folder: Path, *but: str) -> Iterator[None]:
 
 
 def tables(root: Path) -> dict[str, Any]:
-    """Return everything that an interrupted run must end with as an undisturbed one does, bit for bit.
-
-    Shards are joined: how rows lie in files may depend on when a run was stopped.
-    """
+    """Return everything that an interrupted run must end with as an undisturbed one does, bit for bit."""
     found: dict[str, Any] = {}
     for folder in sorted({path.parent for path in root.glob("rollouts/part-*/part-*.parquet")}):
-        shards = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("part-*.parquet"))])
-        rows = shards.sort_by([("prompt_id", "ascending"), ("index", "ascending")])
-        found[str(folder.relative_to(root))] = rows.to_pylist()
+        found[str(folder.relative_to(root))] = micro.rollouts(folder)
     single = ("scores/part-*.parquet", "evaluation*/*/scores.parquet", "calibrated.parquet")
     for path in sorted(path for pattern in single for path in root.glob(pattern)):
         found[str(path.relative_to(root))] = pq.read_table(path).to_pylist()

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
 import retries
+from listening import free_port
 
 from faults.lab import Lab, Seen, told
 from faults.registry import fault
@@ -118,9 +119,7 @@ def unusable(lab: Lab, begin: bytes) -> Seen:
 @fault(PartialError.exit_code, {"server": False, "proxy": True}, brief=True)
 def nobody_listens(lab: Lab, by_proxy: bool) -> Seen:
     """Nobody listens at a server's address, or at that of a proxy for all programs → Start it and rerun."""
-    with socket.socket() as free, retries.attempts(2):
-        free.bind(("127.0.0.1", 0))
-        dead = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with patch.dict("os.environ", {"HTTP_PROXY": dead} if by_proxy else {}):
-            url = "http://far.example:1/get_reward" if by_proxy else dead
-            return told(lambda: keep(lab, remote(lab, url, read_seconds=1.0, retry_seconds=1.0)))
+    dead = f"http://127.0.0.1:{free_port()}"
+    with retries.attempts(2), patch.dict("os.environ", {"HTTP_PROXY": dead} if by_proxy else {}):
+        url = "http://far.example:1/get_reward" if by_proxy else dead
+        return told(lambda: keep(lab, remote(lab, url, read_seconds=1.0, retry_seconds=1.0)))

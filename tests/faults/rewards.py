@@ -257,6 +257,3 @@ def ends_on_import(lab: Lab, line: str) -> Seen:
         seen = told(lambda: function_reward("fails:reward"))
     assert Path.cwd() == here
     return seen
-
-
-# Models

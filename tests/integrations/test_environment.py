@@ -172,7 +172,8 @@ def test_a_function_gets_from_every_adapter_what_it_gets_in_a_run(
 
     named = {name: [value] for name, value in adapter.row(exported).items() if name != "prompt"}
     logged: dict[str, float] = {}
-    adapter.reward([exported["prompt"]], ["five"], **named, log_metric=logged.__setitem__)
+    asked = named | {"columns": [columns]}
+    (shaped,) = adapter.reward([exported["prompt"]], ["five"], **asked, log_metric=logged.__setitem__)
     row = verl.row(exported)
     truth = row["reward_model"]["ground_truth"]
     label = openrlhf.row(exported)["label"]
@@ -180,13 +181,13 @@ def test_a_function_gets_from_every_adapter_what_it_gets_in_a_run(
     with listening(app(from_environment(), None)) as url:
         body = {"prompt": rendered, "response": "five", "label": label}
         served = httpx2.post(f"{url}/get_reward", json=body).raise_for_status().json()
-    found = (
-        logged["reward_model"],
-        verl.compute_score(row["data_source"], "five", truth, row["extra_info"])["reward"],
-        openrlhf.reward_func([f"{rendered}five<|end|>"], [rendered], [label])["scores"].item(),
-        served["reward"],
-    )
-    assert found == (expected,) * 4
+    by_verl = verl.compute_score(row["data_source"], "five", truth, row["extra_info"])
+    by_openrlhf = openrlhf.reward_func([f"{rendered}five<|end|>"], [rendered], [label])
+    rewards_found = (logged["reward_model"], by_verl["reward"], by_openrlhf["scores"].item(), served["reward"])
+    assert rewards_found == (expected,) * 4
+    scores = (shaped, by_verl["score"], by_openrlhf["rewards"].item(), served["score"])
+    assert scores == pytest.approx([np.exp(10 * (5 / 6 - 1))] * 4, rel=1e-6)  # it beats two of three and ties with one
+    assert verl.row(calibrated(exported["prompt"], [0.0], '{"answer": "5"}'))["reward_model"]["ground_truth"] == "5"
 
 
 def test_what_verl_passes_wins_over_a_column_and_the_column_is_named(
@@ -201,22 +202,6 @@ def test_what_verl_passes_wins_over_a_column_and_the_column_is_named(
     assert "the column data_source is left out: a reward function gets what verl gives" in caplog.text
     with pytest.raises(DataError, match="columns must be a JSON object; it begins 'level'"):
         verl.compute_score("sums", "five", "5", extra | {"columns": "level"})
-
-
-def test_the_answer_reaches_a_checker_inside_verl_and_trl(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The truth of an exported row is the column that holds it, and a checker takes columns by name."""
-    (tmp_path / "mine.py").write_text(
-        "def check(prompts, responses, answer):\n    return [float(r == a) for r, a in zip(responses, answer)]\n"
-    )
-    environment.setenv("INFALIGN_REWARD", f"{tmp_path / 'mine.py'}:check")
-    row = verl.row(calibrated([{"role": "user", "content": "2 + 3?"}], [0.0, 0.0, 1.0], '{"answer": "5"}'))
-    truth = row["reward_model"]["ground_truth"]
-    given = ([row["prompt"]] * 2, ["5", "6"], [[0.0, 0.0, 1.0]] * 2)
-    by_trl = adapter.reward(*given, columns=['{"answer": "5"}'] * 2)
-    for response, value, shaped in zip(given[1], (1.0, 0.0), by_trl, strict=True):
-        found = verl.compute_score("sums", response, truth, row["extra_info"])
-        assert (found["reward"], found["score"]) == (value, shaped)
-    assert truth == "5"
 
 
 def test_threads_share_a_classifier(environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
@@ -267,9 +252,7 @@ def test_trls_command_trains_with_the_reward_by_its_name(tmp_path: Path, folder:
     assert "win_rate" in done.stdout
 
 
-def test_a_trl_dataset_without_calibration_is_refused() -> None:
+def test_a_trl_dataset_with_the_calibration_of_other_prompts_is_refused() -> None:
     """TRL would train on whatever comes back."""
-    with pytest.raises(DataError, match="no column reference_rewards"):
-        adapter.reward([PROMPT], ["Knead."])
     with pytest.raises(DataError, match="differs from the one with these reference_rewards"):
         adapter.reward([PROMPT], ["Knead."], [REFERENCES], ["0123456789abcdef"])

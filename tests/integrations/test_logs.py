@@ -270,12 +270,7 @@ DAMAGE = [
     (EVALPLUS, {}, replaced('"base_status"', '"base"'), "KeyError: 'base_status'"),
     (GARAK, {"score": "always.Random"}, doubled, "holds 2 runs"),
     (GARAK, {"score": "always.Random"}, without_end, "cut off"),
-    (
-        GARAK,
-        {"score": "always.Random"},
-        replaced('"fails": 3', '"fails": 99'),
-        "cannot be read as a log of garak",
-    ),
+    (GARAK, {"score": "always.Random"}, replaced('"fails": 3', '"fails": 99'), "cannot be read as a log of garak"),
     (GARAK, {}, Path.read_bytes, "always.Fail or always.Random"),
 ]
 

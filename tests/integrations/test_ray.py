@@ -74,12 +74,6 @@ def wait_for(happened: Callable[[], Any], process: subprocess.Popen[bytes]) -> N
         time.sleep(0.05)
 
 
-def rows(root: Path) -> list[dict[str, Any]]:
-    """Return all rollouts of a run, in an order that does not depend on their shards."""
-    tables = [pq.read_table(path) for path in sorted(root.glob("rollouts/part-*/part-*.parquet"))]
-    return pa.concat_tables(tables).sort_by([("prompt_id", "ascending"), ("index", "ascending")]).to_pylist()
-
-
 @on_ray
 def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -> None:
     """Its actors go with it, no finished shard is touched again, and the run takes all shards as its own."""
@@ -99,20 +93,16 @@ def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -
 
     code, out, err = micro.infalign("run", "cluster.yaml", *RAY)
     assert code == 0, err
-    assert f"{8 - len(shards_done(before))} shards of 16 prompts × 6 rollouts left" in out
+    done = [name for name in before if name.startswith("scores") and name.replace("scores", "rollouts") in before]
+    assert f"{8 - len(done)} shards of 16 prompts × 6 rollouts left" in out
     after = shards(root, "rollouts") | shards(root, "scores")
     assert before.items() <= after.items()
     assert len(after) == 16
 
     assert micro.done(load_recipe("cluster.yaml"), until="calibrate") == ["calibrate"]
     micro.done(load_recipe("here.yaml"), until="calibrate")
-    assert rows(root) == rows(folder / "here")
+    assert micro.rollouts(root / "rollouts") == micro.rollouts(folder / "here" / "rollouts")
     assert pq.read_table(root / "calibrated.parquet").equals(pq.read_table(folder / "here" / "calibrated.parquet"))
-
-
-def shards_done(made: dict[str, Any]) -> list[str]:
-    """Return the shards of which both rollouts and rewards were made."""
-    return [name for name in made if name.startswith("scores") and name.replace("scores", "rollouts") in made]
 
 
 @on_ray

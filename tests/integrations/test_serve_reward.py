@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from listening import listening
+from listening import listening, metrics
 
 from infalign.data.messages import prompt_id
 from infalign.integrations.environment import calibrated, tokenizer
@@ -106,17 +106,11 @@ def test_a_body_that_cannot_be_read_is_refused(url: str, content: bytes, status:
     assert (found.status_code, said in found.json()["error"]) == (status, True)
 
 
-def counts(url: str) -> dict[str, float]:
-    """Return the server's metrics."""
-    lines = httpx2.get(f"{url}/metrics").raise_for_status().text.splitlines()
-    return {name: float(value) for name, value in (line.split() for line in lines if line[0] != "#")}
-
-
 def test_a_bad_request_spoils_none_of_its_batch(url: str) -> None:
     """Of 64 requests at once every seventh is refused, the others get their own reward; the metrics count all."""
     texts = [f"Knead the dough {'please ' * (i % 5)}{i} times." for i in range(64)]
     scores, _, _ = expected(texts)
-    before = counts(url)
+    before = metrics(url)
 
     def ask(i: int) -> Any:
         label = LABEL | {"reference_rewards": [2.0, 1.0]} if i % 7 == 0 else LABEL
@@ -129,7 +123,7 @@ def test_a_bad_request_spoils_none_of_its_batch(url: str) -> None:
             assert answer.status_code == 422
         else:
             assert answer.json()["score"] == pytest.approx(scores[i])
-    spent = {name: value - before[name] for name, value in counts(url).items()}
+    spent = {name: value - before[name] for name, value in metrics(url).items()}
     assert spent["infalign_rows_total"] == 64
     assert spent["infalign_failed_total"] == 10
 

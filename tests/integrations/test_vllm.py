@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from listening import listening
+from listening import free_port, listening
 from openai import APIStatusError, OpenAI
 
 from infalign.data.messages import prompts_of
@@ -57,9 +56,7 @@ class Vllm:
     """A vLLM that is there; it can be killed and started again at its address."""
 
     def __init__(self, model: str, options: str, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", log
         self._words = shlex.split(COMMAND.format(model=model, port=port, dtype="float32", seed=0) + options)
         self.start()

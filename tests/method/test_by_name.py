@@ -130,20 +130,24 @@ def test_a_function_of_no_form_is_refused_and_never_called_by_position(function:
         ByName(function)
 
 
-def test_a_column_that_rows_lack_is_named() -> None:
-    """With the row, or the near name."""
-    with pytest.raises(
-        DataError, match=r"needs the column answer, which is missing in every row; .* did you mean answers\?"
-    ):
-        ByName(ours)(PROMPTS, RESPONSES, columns_of([{"answers": "5"}] * 2))
-    with pytest.raises(
-        DataError, match=r"which is missing in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are level"
-    ):
-        ByName(ours)(PROMPTS, RESPONSES, columns_of([{"answer": "5"}, {"level": 2}]))
-    with pytest.raises(
-        DataError, match="needs the column ground_truth, which is missing in 2 of 2 rows, first in row 0"
-    ):
-        ByName(verl)(PROMPTS, RESPONSES, columns_of([{"data_source": "sums", "reward_model": {}}] * 2))
+@pytest.mark.parametrize(
+    ("function", "rows", "said"),
+    [
+        (ours, [{"answers": "5"}] * 2, r"column answer, which is missing in every row; .* did you mean answers\?"),
+        (ours, [{"solution": "5"}] * 2, "column answer, which is missing in every row; there are solution$"),
+        (
+            ours,
+            [{"answer": "5"}, {"level": 2}],
+            r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are level",
+        ),
+        (ours, [{"answer": "5"}, {}], r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are no columns"),
+        (verl, [{"data_source": "sums", "reward_model": {}}] * 2, "ground_truth, which is missing in 2 of 2 rows"),
+    ],
+)
+def test_a_column_that_rows_lack_is_named(function: Any, rows: list[dict[str, Any]], said: str) -> None:
+    """With how many rows, the first of them, and the near name."""
+    with pytest.raises(DataError, match=said):
+        ByName(function)(PROMPTS, RESPONSES, columns_of(rows))
 
 
 def test_what_a_function_does_not_need_may_be_absent() -> None:
@@ -153,21 +157,3 @@ def test_what_a_function_does_not_need_may_be_absent() -> None:
         return [weight, more["level"]]
 
     assert ByName(scored)(PROMPTS, RESPONSES, {"level": [ABSENT, 3]}) == [2.0, [None, 3]]
-
-
-def test_columns_of_a_trainer_reach_the_reward_inside_a_calibrated_one() -> None:
-    """As TRL passes them; its completions are given as they are."""
-    seen: list[Any] = []
-
-    def checker(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        seen.extend(completions)
-        return [float(said[-1]["content"] == true) for said, true in zip(completions, answer, strict=True)]
-
-    said = [[{"role": "assistant", "content": text}] for text in RESPONSES]
-    reward = CalibratedReward(checker, "identity")
-    found = reward(PROMPTS, said, reference_rewards=[[0.0, 1.0]] * 2, answer=["5", "6"], trainer_state=object())
-    assert found == [0.75, 0.25]
-    assert seen == said
-    rows = [json.dumps({"answer": answer, "level": level}) for answer, level in (("5", 1), ("6", 2))]
-    of_run = CalibratedReward(with_row_columns(ByName(checker)), "identity")
-    assert of_run(PROMPTS, said, reference_rewards=[[0.0, 1.0]] * 2, columns=rows) == [0.75, 0.25]

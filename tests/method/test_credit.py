@@ -43,17 +43,13 @@ def test_the_gradient_is_that_of_the_win_rate(procedure: BestOfN | WorstOfN) -> 
     exact = np.array(
         [(win_rate(np.log(policy) + step) - win_rate(np.log(policy) - step)) / 2e-5 for step in 1e-5 * np.eye(4)]
     )
-    values = np.array([model.win_rate(point, _one_draw(procedure), procedure) for point in np.eye(4)])
+    values = np.array([model.win_rate(point, type(procedure)(1), procedure) for point in np.eye(4)])
     size, gradient = 3, np.zeros(4)
     for group in product(range(4), repeat=size):
         shares = credit(values[list(group)][None], procedure)[0]
         scores = np.eye(4)[list(group)] - policy
         gradient += policy[list(group)].prod() * (shares[:, None] * scores).mean(0)
     assert gradient == pytest.approx(exact, abs=1e-8)
-
-
-def _one_draw(procedure: BestOfN | WorstOfN) -> BestOfN | WorstOfN:
-    return BestOfN(1) if isinstance(procedure, BestOfN) else WorstOfN(1)
 
 
 @pytest.mark.parametrize("procedure", PROCEDURES)

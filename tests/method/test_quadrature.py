@@ -4,46 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from infalign.method.calibration import Array
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
-
-SPLITS = st.lists(st.lists(st.integers(0, 200), max_size=8), max_size=5)
-
-
-def split(chosen: list[list[int]]) -> Panels:
-    """Return the starting panels after some rounds of splitting."""
-    panels = graded()
-    for picks in chosen:
-        panels = panels.split(np.isin(np.arange(len(panels.start)), picks))
-    return panels
-
-
-@given(SPLITS)
-def test_panels_cover_the_unit_interval_once_and_in_order(chosen: list[list[int]]) -> None:
-    """However panels are split, nodes ascend, u + v = 1, weights sum to 1, and no panel is lost at either end."""
-    panels = split(chosen)
-    u, v = panels.u.ravel(), panels.v.ravel()
-    assert (np.diff(u[u < 0.5]) > 0).all()
-    assert (np.diff(v[v < 0.5]) < 0).all()
-    assert (np.diff(u) >= 0).all()
-    assert u + v == pytest.approx(np.ones(u.size), abs=1e-15)
-    assert panels.weight.sum() == pytest.approx(1.0, abs=1e-14)
-    assert u[0] < 1e-3
-    assert v[-1] < 1e-3
-
-
-@given(SPLITS, st.integers(0, 31))
-def test_polynomials_are_integrated_exactly(chosen: list[list[int]], degree: int) -> None:
-    """A rule of 16 nodes is exact up to degree 31 on any panels; running integrals up to degree 15."""
-    panels = split(chosen)
-    assert np.sum(panels.weight * panels.u**degree) == pytest.approx(1 / (degree + 1), abs=1e-14)
-    low = degree % 16
-    assert panels.cumulative(panels.u**low) == pytest.approx(panels.u ** (low + 1) / (low + 1), abs=1e-14)
-    x = np.array([[0.0, 0.3, 0.5], [0.85, 1 - 1e-9, 1.0]])
-    assert panels.integral_to(panels.u**low, x) == pytest.approx(x ** (low + 1) / (low + 1), abs=1e-14)
 
 
 @pytest.mark.parametrize(

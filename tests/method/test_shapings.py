@@ -25,6 +25,7 @@ from infalign.method.transforms import Exponential, Function, Identity, at_ranks
 from infalign.theory.law import law_at_kl
 
 REFERENCES = np.array([-1.0, 0.0, 0.5, 2.0])
+TRANSFORMS = ["identity", "log", "exp:10", "exp:-2.5", "power:7", "power:-63", "power:0.125"]
 RIVALS = [Raw(), RawPerPrompt(), PAR(), LSC()]
 ROLLOUTS_PK = np.random.default_rng(0).normal(size=(30, 64)) * np.linspace(0.1, 3.0, 30)[:, None]
 
@@ -86,7 +87,7 @@ def test_a_shaping_refuses_what_calibration_refuses(shaping: Shaping) -> None:
         shaping([0.0], REFERENCES[::-1])
 
 
-@pytest.mark.parametrize("name", ["raw", "raw-prompt", "par", "lsc:0.85", "lsc:0.5", "identity", "exp:-10"])
+@pytest.mark.parametrize("name", ["raw", "raw-prompt", "par", "lsc:0.85", "lsc:0.5", *TRANSFORMS])
 def test_names_round_trip(name: str) -> None:
     """A name spells a shaping whose name it is."""
     assert parse_shaping(name).name == name

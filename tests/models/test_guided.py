@@ -14,8 +14,6 @@ from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
 from infalign.models.pretrained import add_network_guide, load_policy
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
 from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.settings import Recipe
@@ -24,7 +22,6 @@ from infalign.sampling.shared_prefix import SharedPrefixBatch, SharedPrefixEngin
 from infalign.sampling.transformers import TransformersEngine
 
 PROMPT = [5, 6, 7, 8]
-SMALL = {"vocabulary": 300, "hidden": 16, "layers": 2, "heads": 2, "context": 64}
 
 
 FORMS = pytest.mark.parametrize("form", ["network", "network, top tokens", "lora", "side", "side, top tokens"])
@@ -33,11 +30,7 @@ FORMS = pytest.mark.parametrize("form", ["network", "network, top tokens", "lora
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a small reference."""
-    path = tmp_path_factory.mktemp("guided") / "reference"
-    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, Scratch(**SMALL))
-    new_policy(Scratch(**SMALL), tokenizer, seed=0).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return Path(micro.write_policy(tmp_path_factory.mktemp("guided") / "reference", layers=2, context=64))
 
 
 def policy(folder: Path, form: str, *, strength: float) -> tuple[GuidedForCausalLM, Any, Any]:

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from shapes import SHAPE
+from tiny_models import tiny
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import kl_div
-from transformers import GemmaConfig, GemmaForCausalLM, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from infalign.models import logits
 from infalign.models.guided import GuidedForCausalLM
@@ -29,27 +28,22 @@ def adapted(base: Any) -> Any:
     return model
 
 
-def llama() -> Any:
-    """Return a random Llama."""
-    return LlamaForCausalLM(LlamaConfig(**SHAPE))
-
-
 def on_states() -> Any:
     """Return a random guide on a reference's states."""
-    model = GuidedForCausalLM.with_side_network(llama(), hidden=8, layers=1, heads=2, reads=2)
+    model = GuidedForCausalLM.with_side_network(tiny(), hidden=8, layers=1, heads=2, reads=2)
     torch.nn.init.normal_(model.guide.head.linear.weight)
     return model
 
 
 IN_PARTS: dict[str, Callable[[], Any]] = {
-    "adapter": lambda: adapted(llama()),
-    "adapter, tied": lambda: adapted(GemmaForCausalLM(GemmaConfig(**SHAPE))),
+    "adapter": lambda: adapted(tiny()),
+    "adapter, tied": lambda: adapted(tiny("Gemma", head_dim=4)),
     "guide on states": on_states,
 }
 WHOLE: dict[str, Callable[[], Any]] = {
-    "all trained": llama,
-    "logits that are scaled": lambda: adapted(GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=3.0))),
-    "a vocabulary of the guide's own": lambda: GuidedForCausalLM.with_network(llama(), llama().model),
+    "all trained": tiny,
+    "logits that are scaled": lambda: adapted(tiny("Granite", logits_scaling=3.0)),
+    "a vocabulary of the guide's own": lambda: GuidedForCausalLM.with_network(tiny(), tiny().model),
 }
 
 
@@ -96,7 +90,7 @@ def test_log_probabilities_and_gradients_are_those_of_the_whole(name: str) -> No
 def test_a_divergence_from_other_logits_is_that_of_the_whole(name: str) -> None:
     """Both are made in parts."""
     model = new(name)
-    teacher = llama().eval()
+    teacher = tiny(seed=2)
 
     def kl(logits: Tensor, other: Tensor) -> Tensor:
         return kl_div(logits.log_softmax(-1), other.log_softmax(-1), log_target=True, reduction="none").sum(-1)

@@ -4,17 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from shapes import SHAPE
-from transformers import (
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from tiny_models import tiny
 
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logprobs import token_logprobs
@@ -28,28 +18,19 @@ PACKED = PackedBatch.pack([PROMPTS[p] for p in PROMPT_OF], RESPONSES)
 
 def guided() -> GuidedForCausalLM:
     """Return a guide with random weights on a trunk of another shape."""
-    reference = LlamaForCausalLM(LlamaConfig(**SHAPE))
-    trunk = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_hidden_layers": 1, "hidden_size": 24})).model
-    model = GuidedForCausalLM.with_network(reference, trunk)
+    model = GuidedForCausalLM.with_network(tiny(), tiny(num_hidden_layers=1, hidden_size=24).model)
     torch.nn.init.normal_(model.guide.head.linear.weight)
-    return model
+    return model.eval()
 
 
-MODELS = {
-    "llama, grouped heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE)),
-    "gpt-2, learned positions": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, initializer_range=0.3)
-    ),
-    "guided": guided,
-}
+MODELS = {"grouped heads": tiny, "learned positions": lambda: tiny("GPT2"), "guided": guided}
+MODELS["gemma"] = lambda: tiny("Gemma", head_dim=4)
 
 
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
     """Return each model with random weights, in evaluation mode."""
-    torch.manual_seed(0)
-    return MODELS[request.param]().eval()
+    return MODELS[request.param]()
 
 
 def test_a_packed_pass_gives_the_logprobs_of_plain_ones(model: Any) -> None:
@@ -87,23 +68,6 @@ def test_a_packed_pass_gives_the_gradients_of_plain_ones(model: Any) -> None:
 
 def test_a_model_with_a_window_does_not_pack() -> None:
     """Its layers do not attend to all earlier tokens. Its attention is as before afterwards."""
-    model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=3))
+    model = tiny("Mistral", sliding_window=3)
     assert not can_pack(model)
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_sums_are_over_the_tokens_of_a_response() -> None:
-    """By hand: 3, 1, 6, 2 and 1 tokens."""
-    numbers = torch.arange(1.0, 14.0)
-    assert PACKED.sum_by_response(numbers).tolist() == [6, 4, 45, 23, 13]
-    expected = torch.tensor([1, 3, 6, 4, 5, 11, 18, 26, 35, 45, 11, 23, 13])
-    assert torch.equal(PACKED.sum_to_token(numbers), expected.float())
-    assert torch.equal(PACKED.sum_to_token(numbers[:, None].expand(-1, 2)), expected.float()[:, None].expand(-1, 2))
-
-
-def test_each_token_is_predicted_by_the_one_before_it() -> None:
-    """The first token of a response by the last of its prompt, also where responses share one."""
-    before = PACKED.tokens[PACKED.predictors].tolist()
-    assert before == [5, 10, 11, 5, 9, 14, 15, 16, 17, 18, 6, 20, 9]
-    assert PACKED.targets.tolist() == [token for response in RESPONSES for token in response]
-    assert PACKED.positions[0, -4:].tolist() == [8, 1, 2, 3]

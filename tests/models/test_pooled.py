@@ -29,7 +29,7 @@ LAYER = 4  # on which the preferences depend
 @pytest.fixture(scope="module")
 def base() -> Any:
     """A small language model and its tokenizer."""
-    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, SCRATCH)
+    tokenizer = micro.tokenizer()
     return new_policy(SCRATCH, tokenizer, seed=0).eval(), tokenizer
 
 

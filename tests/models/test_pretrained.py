@@ -1,4 +1,4 @@
-"""Text stays text: what users and models write never becomes a special token, here or in TRL's trainers."""
+"""What a folder may lack, and that text stays text in TRL's trainers."""
 
 import shutil
 from copy import deepcopy
@@ -10,8 +10,7 @@ import micro
 import pytest
 from enumerable import job_in
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from infalign.core.errors import ConfigError
 from infalign.data.examples import Example
@@ -19,7 +18,7 @@ from infalign.data.messages import reply
 from infalign.method.procedures import Standard
 from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.pretrained import add_network_guide, load_classifier, load_policy
-from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.scratch import new_policy
 from infalign.models.settings import Fit, Scratch
 from infalign.models.tokenizers import TEMPLATES, check_response_end, load_tokenizer
 from infalign.theory.aims import tilted
@@ -44,31 +43,14 @@ def answered(text: str, reply: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """Return a byte-level tokenizer with the chat template of models from scratch."""
-    return train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, Scratch(**micro.SCRATCH))
+    """Return a byte-level tokenizer."""
+    return micro.tokenizer()
 
 
 @pytest.fixture(scope="module")
 def policy(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the folder of a policy with that tokenizer."""
     return micro.write_policy(tmp_path_factory.mktemp("policy"))
-
-
-def test_a_sentencepiece_tokenizer_keeps_text_too() -> None:
-    """Byte fallback and word boundaries of a Llama-like tokenizer do not bring ``</s>`` of a user back."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "/", "s", "<", ">"]
-    inner = Tokenizer(
-        models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
-    )
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    template = "{% for message in messages %}{{ bos_token + message['content'] + eos_token }}{% endfor %}"
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=template
-    )
-    ids = conversation_ids(tokenizer, [asked("hi</s><s>hi")])[0]
-    assert [i for i in ids if i in (1, 2)] == [1, 2]
-    assert tokenizer.decode(ids).replace(" ", "") == "<s>hi</s><s>hi</s>"
 
 
 @pytest.fixture

@@ -4,19 +4,20 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import micro
 import numpy as np
 import pytest
 import torch
 from peft import TaskType
 from safetensors.torch import load_file
-from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel
+from tiny_models import tiny
 
 from infalign.core.errors import ConfigError
 from infalign.evaluation.kl import kl_from_reference_samples
 from infalign.models import states
 from infalign.models.guided import GuidedForCausalLM, evenly_spaced_layers
 from infalign.models.packed import PackedBatch, packed_batches, packing, response_logprobs
-from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.scratch import new_policy
 from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import StateFolder, stored_states, write_states
 from infalign.models.top_layers import check_top_layers, count_layers_below, starting_from_states
@@ -27,15 +28,10 @@ PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10, 11, 12, 13]]  # one of them twice
 RESPONSES = [[20 + i, 21, *range(30, 30 + i)] for i in range(K * len(PROMPTS))]
 
 
-def nothing(*_: Any) -> None:
-    """Take a progress report."""
-
-
 @pytest.fixture(scope="module", params=["side", "side, 20", "side, 300", "network, 20"])
 def policy(request: pytest.FixtureRequest) -> GuidedForCausalLM:
     """Return a policy whose guide has a random head, for some tokens or all, and reads two of four layers or tokens."""
-    scratch = Scratch(vocabulary=300, hidden=16, layers=4, heads=2, context=64)
-    tokenizer = train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, scratch)
+    scratch, tokenizer = Scratch(**micro.SCRATCH | {"layers": 4, "context": 64}), micro.tokenizer()
     torch.manual_seed(0)
     reference = new_policy(scratch, tokenizer, seed=0)
     form, _, top_tokens = request.param.partition(", ")
@@ -67,7 +63,7 @@ def folder(policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.Monkey
     """Return a folder with the states in shards of three prompts."""
     monkeypatch.setattr(states, "PROMPTS_PER_SHARD", 3)
     folder = states_for(policy, tmp_path / "states")
-    write_states(policy.reference, folder, PROMPTS, RESPONSES, nothing)
+    write_states(policy.reference, folder, PROMPTS, RESPONSES, micro.silent)
     return folder
 
 
@@ -109,7 +105,7 @@ def test_the_last_layers_learn_the_same_from_the_states_below_them(
     """Log-probabilities, and the gradients of an adapter on them, are those of passes through the whole model."""
     reference = deepcopy(policy.reference)
     below = StateFolder(tmp_path / "states", [count_layers_below(reference.config, last)])
-    write_states(reference, below, PROMPTS, RESPONSES, nothing)
+    write_states(reference, below, PROMPTS, RESPONSES, micro.silent)
     stored = stored_states(PROMPTS, RESPONSES, tmp_path / "states")
     torch.manual_seed(0)
     adapted = with_adapter(reference, Fit(lora=Lora(layers=last)), TaskType.CAUSAL_LM)
@@ -128,14 +124,9 @@ def test_layers_that_a_model_has_not_and_other_architectures_are_refused(policy:
     check_top_layers(policy.reference, 2)
     with pytest.raises(ConfigError, match=r"lora.layers is 5, but the model has 4 layers"):
         check_top_layers(policy.reference, 5)
-    torch.manual_seed(0)
-    small = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-    gemma = GemmaForCausalLM(GemmaConfig(**small, num_attention_heads=2, num_key_value_heads=2)).eval()
-    check_top_layers(gemma, 1)
-    ends = {"bos_token_id": 1, "eos_token_id": 2}
-    other = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2, **ends)).eval()
+    check_top_layers(tiny("Gemma", head_dim=8), 1)
     with pytest.raises(ConfigError, match=r"cannot be run from stored states; leave lora.layers out"):
-        check_top_layers(other, 1)
+        check_top_layers(tiny("GPT2"), 1)
 
 
 def test_the_reference_is_known_from_its_states(policy: GuidedForCausalLM, folder: StateFolder) -> None:
@@ -154,7 +145,7 @@ def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: StateFolder
     first, second = sorted(folder.path.iterdir())
     content, before = load_file(second), first.stat().st_mtime_ns
     second.unlink()
-    write_states(policy.reference, folder, PROMPTS, RESPONSES, nothing)
+    write_states(policy.reference, folder, PROMPTS, RESPONSES, micro.silent)
     assert (sorted(folder.path.iterdir()), first.stat().st_mtime_ns) == ([first, second], before)
     again = load_file(second)
     assert all(torch.equal(again[name], content[name]) for name in content)
@@ -166,7 +157,7 @@ def test_a_disk_that_is_too_small_is_known_before(
     """The error has both sizes and says how to do without; nothing is written."""
     monkeypatch.setattr(states, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
     with pytest.raises(ConfigError, match=r"need 0.0 GB, but .* has 0.0 GB free; .* lower guide.side.reads"):
-        write_states(policy.reference, states_for(policy, tmp_path / "states"), PROMPTS, RESPONSES, nothing)
+        write_states(policy.reference, states_for(policy, tmp_path / "states"), PROMPTS, RESPONSES, micro.silent)
     assert not [*(tmp_path / "states").iterdir()]
 
 

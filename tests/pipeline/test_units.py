@@ -162,16 +162,6 @@ def test_a_function_may_stop_the_run_after_any_unit(tmp_path: Path) -> None:
     assert run(tmp_path, toys(tmp_path)[:1]) == []
 
 
-def test_a_changed_output_is_refused_and_a_removed_one_made_again(tmp_path: Path) -> None:
-    """An output that differs from its record is an error, a missing one is work to do."""
-    run(tmp_path, toys(tmp_path))
-    (tmp_path / "first").write_text("changed")
-    with pytest.raises(DataError, match="no longer what text-first made"):
-        run(tmp_path, toys(tmp_path))
-    (tmp_path / "first").unlink()
-    assert run(tmp_path, toys(tmp_path)) == ["join", "text-first"]
-
-
 def test_a_unit_beside_which_nothing_runs_has_the_threads_of_all_processes(tmp_path: Path) -> None:
     """So have both ends of a diamond, and a side has its own alone: also where the other is done, or comes later."""
 

@@ -7,12 +7,7 @@ from typing import Any
 
 import micro
 import pytest
-from transformers import (
-    LlamaConfig,
-    LlamaForSequenceClassification,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
 
 from infalign import world
 from infalign.core.storage import read_table

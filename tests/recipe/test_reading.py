@@ -88,16 +88,68 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
         ),
         ("data.sources=[{path: x, data_dir: y}]", "unknown key `data.sources.0.data_dir`"),
         ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, hub, world"),
-        (
-            "rollout.engine={kind: server, command: 'vllm \"serve'}",
-            "`rollout.engine.command`: No closing quotation",
-        ),
+        ("rollout.engine={kind: server, command: 'vllm \"serve'}", "`rollout.engine.command`: No closing quotation"),
         ("reward={}", "`reward`: a reward model needs `fit` or `head` unless it is a `function`"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_its_place(path: str, override: str, said: str) -> None:
     """A wrong type, a value out of range and settings that contradict each other are found before anything runs."""
     assert f"{path}: {said}" in problem(path, override)
+
+
+TOGETHER = {
+    "{solver: bon-sft}": "`policies.new.n` is missing",
+    "{solver: bonbon, n: 4, kl_budget: 1}": "kl_budget is for the solver qrpo or ",
+    "{solver: bonbon, n: 1}": "Input should be greater than or equal to 2, found 1",
+    "{solver: bon-sft, n: 7}": "policies.new: the best of 7 needs rollout.k of at least 7",
+    "{solver: ipo, loss: squared, beta: 1}": "loss is for the solver qrpo, found ipo",
+    "{solver: ipo, transform: log, beta: 1}": "transform is for the solver qrpo or ",
+    "{solver: ipo}": "give exactly one of kl_budget, beta",
+    "{solver: qrpo, transform: rawest, kl_budget: 1}": "raw-prompt",
+    "{solver: maxk, kl_budget: 1, generations: 2}": "best-of-4 needs generations and rollout.k of at least 4",
+    "{solver: bond, beta: 1}": "bond has no beta; give the kl_budget at which it stops",
+    "{solver: bond, kl_budget: 1, fit: {lora: {rank: 4}}}": "bond uses a whole model as its moving anchor",
+    "{solver: ppo, beta: 1, generations: 5}": "fit.batch_size 32 must be a multiple of generations 5",
+    "{beta: 1, guide: {}, fit: {lora: {rank: 2}}}": "a guide takes guide.lora; leave fit.lora out",
+    "{beta: 1, guide: {trunk: reward, lora: {}}}": "a guide with lora needs the trunk reference, found reward",
+    "{beta: 1, guide: {trunk: reward, side: {}}}": "a guide with side needs the trunk reference, found reward",
+    "{beta: 1, guide: {lora: {}, top_tokens: 8}}": "gives every token its own Q; leave top_tokens out",
+    "{beta: 1, guide: {lora: {}, side: {}}}": "an adapter (lora) or a small network (side), not both",
+    "{beta: 1, guide: {side: {hidden: 8, heads: 3}}}": "hidden (8) must be a multiple of 2 × heads (3)",
+    "{solver: distil, teacher: nobody}": "teacher is nobody, which is not an offline policy of this recipe",
+    "{solver: distil, teacher: online}": "teacher is online, which is not an offline policy of this recipe",
+    "{solver: distil, teacher: new}": "teacher is new, which is not an offline policy of this recipe",
+}
+
+
+@pytest.mark.parametrize(("override", "said"), TOGETHER.items())
+def test_settings_of_a_policy_that_do_not_go_together_are_refused(path: str, override: str, said: str) -> None:
+    """A strength or an option of another solver, and parts that exclude each other."""
+    assert said in " ".join(problem(path, f"policies.new={override}").split())
+
+
+REWARD_TRUNK = {"guide": {"trunk": "reward"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "change", "said"),
+    [
+        ({"solver": "qrpo", "beta": 1} | REWARD_TRUNK, {"reward": micro.GOLD}, "the reward is not a model"),
+        (
+            {"solver": "maxk", "kl_budget": 1},
+            {"procedure": "2nd-best-of-4"},
+            "maxk supports best-of-N and worst-of-N; the procedure is 2nd-best-of-4",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_work_in_a_recipe_is_an_error(
+    policy: dict[str, Any], change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """What it needs is another part of the recipe, without which it would have been taken."""
+    settings = micro.settings(tmp_path) | {"policies": {"new": policy}}
+    Recipe.model_validate(settings)
+    with pytest.raises(ValueError, match=said):
+        Recipe.model_validate(settings | change)
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:

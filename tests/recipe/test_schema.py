@@ -76,10 +76,7 @@ def test_explain_says_type_default_and_meaning_and_a_prefix_its_children(main: A
     [
         ("policies.aware.kl_budgt", "did you mean policies.NAME.kl_budget?"),
         ("learning_rate", "did you mean policy.fit.learning_rate?"),
-        (
-            "policies.aware.fit.lr",
-            "recipe key policies.aware.fit.lr; did you mean policies.NAME.fit.learning_rate?",
-        ),
+        ("policies.aware.fit.lr", "recipe key policies.aware.fit.lr; did you mean policies.NAME.fit.learning_rate?"),
         ("fit.lr", "did you mean policy.fit.learning_rate?"),
         ("rollout.kk", "did you mean rollout.k?"),
         ("absent.nothing", "a recipe has run_dir, seed, procedure"),

@@ -133,8 +133,7 @@ def questions(project: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("policy", "lengths"),
-    [(["--policy", "./model"], (50, 51)), ([], (256, 256)), (["--policy", "scratch"], (256, 48))],
+    ("policy", "lengths"), [(["--policy", "./model"], (50, 51)), ([], (256, 256)), (["--policy", "scratch"], (256, 48))]
 )
 def test_questions_and_a_checker_make_a_recipe_for_pass_at_k(
     main: Any, questions: Path, policy: list[str], lengths: tuple[int, int]

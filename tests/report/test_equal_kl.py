@@ -2,16 +2,9 @@
 
 import numpy as np
 import pytest
-from finite_model import FiniteModel
-from scipy.optimize import brentq
-from scipy.special import softmax
-from scipy.stats import norm
+from rank_correlation import law_at_rank_correlation
 
-from infalign.method.procedures import (
-    BestOfN,
-    Procedure,
-    parse_procedure,
-)
+from infalign.method.procedures import BestOfN, parse_procedure
 from infalign.method.transforms import parse_transform
 from infalign.report.equal_kl import AtOneKL, is_comparable, matched, widen
 from infalign.theory.law import law_at_kl
@@ -35,29 +28,6 @@ def test_matched_interpolates_the_share_of_theorys_gain() -> None:
     assert [is_comparable((0.0, 1.0, 4.0), kl) for kl in (0.79, 0.81, 4.0, 4.5)] == [False, True, True, False]
 
 
-@pytest.mark.parametrize("transform", ["identity", "exp:10"])
-@pytest.mark.parametrize("kl", [0.4, 0.7, 0.9])
-def test_matched_is_exact_for_a_policy_on_theorys_curve(transform: str, kl: float) -> None:
-    """For policies that reach what theory gives, the win rate at any KL between is theory's."""
-
-    def gain(kl: float) -> float:
-        return law_at_kl(parse_transform(transform), kl=kl).win_rate(BestOfN(4)) - 0.5
-
-    budgets = [(np.array([x]), np.array([0.5 + gain(x)])) for x in (0.5, 1.0)]
-    assert matched(budgets, kl, gain).values[0] == pytest.approx(0.5 + gain(kl), abs=1e-9)
-
-
-def noisy_win_rate(rho: float, transform: str, kl: float, procedure: Procedure, cells: int = 300) -> float:
-    """Return what the policy wins that sees the normal score of a rank with correlation ``rho``, on a grid."""
-    ranks = (np.arange(cells) + 0.5) / cells
-    model, score = FiniteModel(np.full(cells, 1 / cells), ranks), norm.ppf(ranks)
-    given = norm.pdf(score, rho * score[:, None], np.sqrt(1 - rho**2)) / norm.pdf(score)
-    given /= given.sum(axis=1, keepdims=True)
-    expected = given @ parse_transform(transform)(ranks)
-    root = brentq(lambda x: model.kl(softmax(expected * np.exp(x))) - kl, -8.0, 12.0)
-    return float(model.win_rate(softmax(expected * np.exp(root)) @ given, procedure))
-
-
 @pytest.mark.parametrize("rho", [0.9, 0.7, 0.5])
 @pytest.mark.parametrize(
     ("transform", "name"), [("identity", "best-of-4"), ("exp:10", "best-of-4"), ("exp:-10", "worst-of-4")]
@@ -70,7 +40,7 @@ def test_the_interval_at_one_kl_contains_the_error_of_interpolation(rho: float, 
         return law_at_kl(parse_transform(transform), kl=kl).win_rate(procedure) - 0.5
 
     def won(kl: float) -> float:
-        return noisy_win_rate(rho, transform, kl, procedure)
+        return law_at_rank_correlation(parse_transform(transform), rho=rho, kl=kl).law.win_rate(procedure)
 
     for budgets, kl in (((0.25, 1.25), 0.5), ((0.5, 1.0), 0.7), ((0.4,), 0.33)):
         found = matched([(np.full(2, own), np.full(2, won(own))) for own in budgets], kl, gain)

@@ -61,12 +61,7 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
         ("data", {"with_tools": 3}, {"with_tools": 0}, "3 rows with tools; .* use a reward function"),
         ("calibrate", {"prompts": 8, "degenerate_prompts": 5}, {"degenerate_prompts": 4}, "5 of 8 .* raise rollout.k"),
         ("evaluate-aware", {"kl": 0.07}, {"kl": 0.9}, "0.07 nats, 7.0% of the budget of 1; raise rollout.prompts"),
-        (
-            "evaluate.train-online",
-            {"kl": 0.56},
-            {"kl": 0.54},
-            "112.0% of the budget of 0.5; lower its fit.learning",
-        ),
+        ("evaluate.train-online", {"kl": 0.56}, {"kl": 0.54}, "112.0% of the budget of 0.5; lower its fit.learning"),
     ],
 )
 def test_a_bad_number_is_said_with_its_cure(

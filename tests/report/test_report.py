@@ -9,19 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from known_run import (
-    ATTACK,
-    PROMPTS,
-    QRPO,
-    RLOO,
-    SAID,
-    SAMPLES,
-    finish_run,
-    html_of,
-    make_recipe,
-    printed,
-    report,
-)
+from known_run import ATTACK, PROMPTS, QRPO, RLOO, SAID, SAMPLES, finish_run, html_of, make_recipe, printed, report
 from pages import show
 from rich.console import Console
 

@@ -4,14 +4,7 @@ import json
 import re
 
 import pytest
-from known_run import (
-    QRPO,
-    RLOO,
-    around,
-    finish_run,
-    make_recipe,
-    printed,
-)
+from known_run import QRPO, RLOO, around, finish_run, make_recipe, printed
 
 from infalign.core.display import gain, share
 from infalign.core.errors import DataError
@@ -206,8 +199,7 @@ def checked(aware: float, ahead: float, over_raw: dict | None) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("mean", "said"),
-    [(0.03, "+3.0 points (+1.0 to +5.0)."), (0.01, "+1.0 points (−1.0 to +3.0), not significant.")],
+    ("mean", "said"), [(0.03, "+3.0 points (+1.0 to +5.0)."), (0.01, "+1.0 points (−1.0 to +3.0), not significant.")]
 )
 def test_a_checkers_verdict_is_in_pass_at_k_at_one_kl(mean, said):
     """The policy ahead at one KL is recommended, also if the other has more for three times the KL; each k is named."""

@@ -15,8 +15,6 @@ from faults.server import RewardServer, Server
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import prompt_id
-from infalign.models.scratch import train_tokenizer
-from infalign.models.settings import Scratch
 from infalign.rewards.base import Batch, score
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
@@ -34,8 +32,8 @@ SAID = [f"{'please ' * i}knead the dough {j}" for j in range(3) for i in range(3
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """Return a tokenizer with the chat template of models from scratch."""
-    return train_tokenizer(["How do I write a function?", "Please explain the moon."] * 9, Scratch(**micro.SCRATCH))
+    """Return a byte-level tokenizer."""
+    return micro.tokenizer()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Reward sources against a real classifier, TRL's own reward trainer, and rewards that are none."""
 
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -65,14 +66,9 @@ def tiny_config(**changes: object) -> LlamaConfig:
     return LlamaConfig(**(SHAPE | special | {"attention_dropout": 0.5, "max_position_embeddings": 256} | changes))
 
 
-def bert() -> BertConfig:
+def bert(**changes: object) -> BertConfig:
     """Return the configuration of a small BERT."""
-    return BertConfig(**SHAPE)
-
-
-def wide_bert() -> BertConfig:
-    """Return a BERT whose rewards round otherwise in a batch."""
-    return BertConfig(**(SHAPE | {"hidden_size": 128, "initializer_range": 0.08}))
+    return BertConfig(**(SHAPE | changes))
 
 
 def tiny_classifier(**changes: object) -> LlamaForSequenceClassification:
@@ -164,10 +160,11 @@ def test_scored_again_in_any_batching_no_text_changes_its_rank(kind, batch_token
     assert 0.0 < reward.reward.tolerance < 1e-4 * np.ptp(stored)
 
 
+WIDE = partial(bert, hidden_size=128, initializer_range=0.08)  # its rewards round otherwise in a batch
+
+
 @pytest.mark.parametrize("size", [1, 8])
-@pytest.mark.parametrize(
-    "kind", [(LlamaForSequenceClassification, tiny_config), (BertForSequenceClassification, wide_bert)]
-)
+@pytest.mark.parametrize("kind", [(LlamaForSequenceClassification, tiny_config), (BertForSequenceClassification, WIDE)])
 def test_one_text_first_and_no_text_scored_again_changes_its_rank(kind, size, tmp_path):
     """Rollouts of a run, then a reward loaded anew that scores one text first: alone or in others' company."""
     torch.manual_seed(0)

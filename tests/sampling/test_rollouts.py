@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from faults.server import token_logprobs
+from micro import silent
 from scipy.stats import chisquare
 from tiny_models import EOS, PROMPT, tiny, words
 
@@ -180,15 +180,6 @@ def test_impossible_requests_are_refused(engine: Any) -> None:
         sampler.sample(PROMPT, "p", range(3))
 
 
-def test_a_response_has_a_token() -> None:
-    """Its limit is at least 1."""
-    with pytest.raises(ConfigError, match="max_new_tokens must be at least 1, found 0"):
-        Sampling(0)
-
-
-# Loading
-
-
 # Storage
 
 
@@ -207,10 +198,6 @@ class Interrupted(Engine):
 
 PROMPTS = [Prompt(f"p{i}", [5, i + 4]) for i in range(7)]
 IDS = [prompt.prompt_id for prompt in PROMPTS]
-
-
-def silent(*_: object) -> None:
-    """Report no progress."""
 
 
 @pytest.mark.parametrize(("batch", "limits"), [(6, (1, 3, 2)), (12, (1, 2))], ids=["a prompt", "two prompts"])
@@ -282,24 +269,8 @@ def test_a_gpu_draws_eight_times_as_many_responses_at_once(
     assert engine.sizes == sizes
 
 
-def test_k_grows_without_redrawing(tmp_path: Path, policy: tuple[Any, Any]) -> None:
-    """Asking for 6 where 4 are stored draws two more a prompt, and a smaller K still reads the first ones."""
-    engine = SharedPrefixEngine(*policy, Sampling(12))
-    draw(engine, PROMPTS, 4, tmp_path, on_progress=silent)
-    four = read_rollouts(tmp_path, IDS, 4)
-    draw(engine, PROMPTS, 6, tmp_path, on_progress=silent)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["part-00000.parquet", "part-00001.parquet"]
-    assert read_rollouts(tmp_path, IDS, 4).equals(four)
-    six = read_rollouts(tmp_path, IDS[::-1], 6)
-    assert six["prompt_id"].to_pylist() == [prompt_id for prompt_id in IDS[::-1] for _ in range(6)]
-    assert six["index"].to_pylist() == list(range(6)) * 7
-    assert six.schema.field("token_ids").type == pa.list_(pa.int32())
-    expected = engine.sample(PROMPTS[6].token_ids, "p6", range(6))
-    assert six["token_ids"].to_pylist()[:6] == [list(response.token_ids) for response in expected]
-
-
 def test_missing_and_doubled_rollouts_are_named(tmp_path: Path, policy: tuple[Any, Any]) -> None:
-    """Reading what is not there, or there twice, and drawing for two prompts of one id are errors."""
+    """Reading what is not there, or there twice, is an error."""
     engine = SharedPrefixEngine(*policy, Sampling(4))
     with pytest.raises(DataError, match=r"2 of 2 rollouts \(first: number 0 of prompt 'p0'\) are missing"):
         read_rollouts(tmp_path, ["p0"], 2)
@@ -309,5 +280,3 @@ def test_missing_and_doubled_rollouts_are_named(tmp_path: Path, policy: tuple[An
     (tmp_path / "part-00001.parquet").write_bytes((tmp_path / "part-00000.parquet").read_bytes())
     with pytest.raises(DataError, match=r"number 0 of prompt 'p1'\) are duplicated"):
         read_rollouts(tmp_path, ["p1"], 3)
-    with pytest.raises(DataError, match="'p0' occurs 2 times; keep one"):
-        draw(engine, [PROMPTS[0], PROMPTS[0]], 3, tmp_path, on_progress=silent)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import retries
 from faults.server import RolloutServer, token_logprobs
+from micro import silent
 from tiny_models import EOS, PROMPT
 
 from infalign.core import http
@@ -22,10 +23,6 @@ from infalign.core.errors import ConfigError, DataError, PartialError
 from infalign.sampling.engine import Prompt, Sampling, Vocabulary
 from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.server import ServerEngine
-
-
-def silent(*_: object) -> None:
-    """Report no progress."""
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx2
-from listening import listening
+import listening
 from openai import AsyncOpenAI, OpenAI
 
 from infalign.serving.answers import ServedPolicy
@@ -20,7 +19,7 @@ from infalign.serving.policy import open_policy
 @contextmanager
 def serving(policy: ServedPolicy, **options: Any) -> Iterator[str]:
     """Serve a policy with uvicorn in a thread and give the URL."""
-    with listening(app(policy, **options)) as url:
+    with listening.listening(app(policy, **options)) as url:
         yield f"{url}/v1"
 
 
@@ -44,8 +43,7 @@ def asked(text: str = PROMPT, model: str = "aware", **more: Any) -> dict[str, An
 
 def metrics(url: str) -> dict[str, float]:
     """Return what the server counts."""
-    lines = httpx2.get(url.replace("/v1", "/metrics")).raise_for_status().text.splitlines()
-    return {name: float(value) for name, value in (line.split() for line in lines if line[0] != "#")}
+    return listening.metrics(url.removesuffix("/v1"))
 
 
 def until(url: str, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:

@@ -15,6 +15,7 @@ import httpx2
 import micro
 import pytest
 from clients import asked
+from listening import free_port
 
 from infalign.core.errors import ConfigError
 from infalign.models.scratch import train_tokenizer
@@ -66,9 +67,7 @@ def test_a_command_serves_others_only_with_a_token(
     trained_run: Path, command: str, options: str, path: str, body: dict[str, Any], said: str
 ) -> None:
     """Health is for everyone; a client's API key is the token, and a stopped server ends well."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = [micro.COMMAND, command, trained_run, *options.split(), "--host", "0.0.0.0", "--port", str(port)]
     paths = os.pathsep.join(filter(None, [str(Path(micro.__file__).parent), os.environ.get("PYTHONPATH")]))
     variables = os.environ | {TOKEN_VARIABLE: "secret", "PYTHONPATH": paths}
@@ -123,8 +122,7 @@ def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch, host: str, toke
 )
 def test_a_stopped_server_ends_whatever_hangs(work: str, answered: bool, code: int) -> None:
     """Within the grace a request that is under way is answered; then it is cancelled, and the process ends."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-c", SLOW.replace("WORK", work), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import micro
 import numpy as np
@@ -45,16 +44,6 @@ def recipe_of(root: Path) -> Recipe:
     return load_recipe(root / "recipe.yaml")
 
 
-def rollouts(root: Path) -> list[dict[str, Any]]:
-    """Return all rollouts of a run, ordered by prompt and number."""
-    shards = sorted((root / "rollouts").glob("part-*/part-*.parquet"))
-    return (
-        pa.concat_tables([pq.read_table(shard) for shard in shards])
-        .sort_by([("prompt_id", "ascending"), ("index", "ascending")])
-        .to_pylist()
-    )
-
-
 def test_a_run_leaves_models_that_transformers_loads(finished: Path) -> None:
     """Reference and policies are causal language models, reward and judge classifiers with one output."""
     prompt = [{"role": "user", "content": "Hello"}]
@@ -84,7 +73,7 @@ def test_a_run_leaves_tables_that_pyarrow_reads(finished: Path) -> None:
     first = pq.read_table(finished / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()[:prompts]
     parts = [part.read().prompt_ids for part in Run.of(recipe).rollout_parts]
     assert (len(parts), sorted(i for ids in parts for i in ids)) == (4, sorted(first))
-    assert len(rollouts(finished)) == prompts * k
+    assert len(micro.rollouts(finished / "rollouts")) == prompts * k
     scores = pa.concat_tables([pq.read_table(path) for path in sorted((finished / "scores").glob("*.parquet"))])
     assert scores.num_rows == prompts * k
     calibrated = pq.read_table(finished / "calibrated.parquet").to_pylist()
@@ -188,7 +177,7 @@ def test_a_policy_in_a_gguf_is_that_of_its_folder(
     )
     root = tmp_path / "run"
     assert recipe_of(root).policy.model == str(file)
-    assert len({row["text"] for row in rollouts(root)}) > 1
+    assert len({row["text"] for row in micro.rollouts(root / "rollouts")}) > 1
     moved = file.rename(tmp_path / "moved.gguf")
     assert micro.again(root, *changes, f"policy.model={moved}", until="rollout") == []
 
@@ -258,6 +247,6 @@ def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: 
 def test_a_changed_setting_removes_what_an_unfinished_attempt_left(root: Path) -> None:
     """Rollouts of other lengths are not mixed with those that are there."""
     micro.again(root, "rollout.max_new_tokens=3", until="rollout")
-    assert len(rollouts(root)) == 72
-    assert max(len(row["token_ids"]) for row in rollouts(root)) == 3
+    assert len(micro.rollouts(root / "rollouts")) == 72
+    assert max(len(row["token_ids"]) for row in micro.rollouts(root / "rollouts")) == 3
     assert Layout(root).scores(0).exists()  # not yet touched

@@ -18,7 +18,11 @@ from infalign.theory.tabulation import smoothed, tabulated
 
 
 def test_a_point_has_both_betas_and_the_standard_win_rate() -> None:
-    """The β of the normalised e^{t(u−1)} is e^{−t} times the paper's; a plain draw of log at β = 1 wins 2/3."""
+    """The β of the normalised e^{t(u−1)} is e^{−t} times the paper's; a plain draw of log at β = 1 wins 2/3.
+
+    The base under Best-of-4 beats its plain samples with 4/5, in the limit of no KL.
+    """
+    assert curve_point(BestOfN(4), Log(), kl=1e-9, base=Standard()).win_rate == pytest.approx(0.8, abs=1e-4)
     point = curve_point(BestOfN(4), Exponential(10.0), kl=1.0)
     assert point.normalized_beta == pytest.approx(point.beta * np.exp(-10.0), rel=1e-14)
     assert curve_point(BestOfN(8), Log(), beta=1.0).standard_win_rate == pytest.approx(2 / 3, abs=1e-12)
@@ -46,11 +50,6 @@ def test_rewind_tells_its_draws() -> None:
     assert point.draws == pytest.approx(point.base_draws, rel=0.01)
     assert curve_point(procedure, parse_transform("identity"), kl=1.0).draws < 3.0  # type: ignore[operator]
     assert "draws" not in curve_point(BestOfN(2), Log(), kl=1.0).as_dict()
-
-
-def test_a_base_served_otherwise_is_another_opponent() -> None:
-    """The base policy under Best-of-4 beats its plain samples with 4/5, in the limit of no KL."""
-    assert curve_point(BestOfN(4), Log(), kl=1e-9, base=Standard()).win_rate == pytest.approx(0.8, abs=1e-4)
 
 
 def test_a_point_needs_exactly_one_budget() -> None:

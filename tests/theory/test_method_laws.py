@@ -8,7 +8,6 @@ import pytest
 from enumerable import Enumerable, kl, win_rate
 from method_laws import BUDGETS, METHODS, OPTIMA
 
-from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, WorstOfN
 from infalign.method.shapings import LSC, PAR, RawPerPrompt
 
@@ -19,15 +18,10 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Enumerable:
     return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
 
 
-def listed(case: Enumerable, reference: Array, rewards: Array) -> Enumerable:
-    """Return a case of one prompt with other responses, of one token each."""
-    tokens = [[y] for y in range(len(rewards))]
-    return replace(case, responses=tokens, log_reference=np.log(reference)[None], rewards=rewards[None])
-
-
 def uniform(case: Enumerable, size: int) -> Enumerable:
     """Return a case of one prompt with equally probable responses: the continuous model as their number grows."""
-    return listed(case, np.full(size, 1.0 / size), np.random.default_rng(0).normal(size=size))
+    tokens, rewards = [[y] for y in range(size)], np.random.default_rng(0).normal(size=(1, size))
+    return replace(case, responses=tokens, log_reference=np.full((1, size), -np.log(size)), rewards=rewards)
 
 
 @pytest.mark.slow

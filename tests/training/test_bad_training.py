@@ -183,10 +183,7 @@ def assert_only_kept(kept: int | None, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {},
-            ["policies.aware: with 16 rollouts per prompt, exp:10 at 1 nats gains 3.8 ± 0.1 points less of"],
-        ),
+        ({}, ["policies.aware: with 16 rollouts per prompt, exp:10 at 1 nats gains 3.8 ± 0.1 points less of"]),
         ({"rollout.k": 100}, []),
         ({"procedure": "rewind:0.75:4"}, []),
         ({"policies.aware.kl_budget": 4}, ["policies.aware: 16 rollouts cannot spend a KL of 4.0 nats"]),

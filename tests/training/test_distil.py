@@ -9,7 +9,8 @@ import pytest
 import torch
 from enumerable import Enumerable
 from offline_solvers import TAU
-from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from tiny_models import tiny
+from transformers import LlamaForCausalLM
 
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table
@@ -43,9 +44,7 @@ def test_a_student_reaches_its_teacher(case: Enumerable, tmp_path: Path) -> None
 
 def test_a_model_that_does_not_pack_is_not_distilled(tmp_path: Path) -> None:
     """Distillation is by packed passes, and its layers do not attend to all earlier tokens."""
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    model = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=3))
+    model = tiny("Mistral", sliding_window=3)
     text = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "reference_logprob": 0.0}
     rows = [text | {"prompt_id": str(prompt), "reward": float(i)} for prompt in range(20) for i in range(2)]
     law = best_of([[0.0, 1.0]] * 20, 2)

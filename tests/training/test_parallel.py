@@ -33,10 +33,7 @@ from infalign.training.solvers import read_solver
 
 K = 16  # rollouts of a prompt
 
-OFFLINE = {
-    "qrpo": {"solver": "qrpo", "transform": "exp:10", "beta": 1.0},
-    "ipo": {"solver": "ipo", "beta": 0.3},
-}
+OFFLINE = {"qrpo": {"solver": "qrpo", "transform": "exp:10", "beta": 1.0}, "ipo": {"solver": "ipo", "beta": 0.3}}
 ONLINE = {
     "rloo": {"solver": "rloo", "beta": 0.3},
     "ppo": {"solver": "ppo", "beta": 0.3},

@@ -105,11 +105,7 @@ def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: p
 @pytest.mark.parametrize(
     ("settings", "procedure", "said"),
     [
-        (
-            {"transform": "optimal"},
-            "rewind:0.5:4",
-            "transform is optimal, which needs a procedure by rank",
-        ),
+        ({"transform": "optimal"}, "rewind:0.5:4", "transform is optimal, which needs a procedure by rank"),
         ({"transform": "optimal:best"}, "best-of-4", "optimal needs the rewards of a run"),
     ],
 )

@@ -15,9 +15,9 @@ SHAPE = HEADS | {"hidden_size": 32, "intermediate_size": 48, "max_position_embed
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
 
 
-def tiny(family: str = "Llama", vocab_size: int = 40, **settings: Any) -> Any:
+def tiny(family: str = "Llama", vocab_size: int = 40, *, seed: int = 1, **settings: Any) -> Any:
     """Return a random causal language model with a far from uniform distribution."""
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(vocab_size=vocab_size, **SHAPE | SPECIAL | settings)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
