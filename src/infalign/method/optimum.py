@@ -56,10 +56,9 @@ class Optimal(NotByRank):
     @property
     def name(self) -> str:
         """All that it is: ``optimal:reward:best-of-8:0.04:0.0:1.0``, β before the pair and what is raised, if any."""
-        numbers, raised = map(repr, (self.beta, *(self.pair or ()))), ",".join(sorted(self.raised))
-        return ":".join(
-            ["optimal", self.objective, self.procedure.name, *numbers, *(["raised", raised] if raised else [])]
-        )
+        raised = ["raised", ",".join(sorted(self.raised))] if self.raised else []
+        numbers = map(repr, (self.beta, *(self.pair or ())))
+        return ":".join(["optimal", self.objective, self.procedure.name, *numbers, *raised])
 
     @classmethod
     def parse(cls, name: str, procedure: RankProcedure | None = None) -> "Optimal | None":

@@ -119,24 +119,19 @@ class Tilt(Aim):
         return self.shaping
 
 
-@dataclass(frozen=True)
-class Best(Aim):
+@dataclass(frozen=True, kw_only=True)
+class Best(Tilt):
     """What Best-of-``n`` serves: of continuous ranks, log at β = 1/(n − 1), a KL of log n − (n − 1)/n nats."""
 
     n: int
-    name = "log"
-    transform = Log()
+    shaping: Shaping = Log().shaping
 
     def law(self, rewards_PK: ArrayLike) -> Law:
         """Return the law of the best of n rollouts."""
         return best_of(rewards_PK, self.n)
 
-    def shaping_named(self, name: str) -> Shaping:
-        """Return log of the rank."""
-        return self.transform.shaping
-
     def _rank_law(self, kl: float | None) -> RankLaw | None:
-        return Tilt(self.transform.shaping, beta=1.0 / (self.n - 1))._rank_law(kl)
+        return Tilt(self.shaping, beta=1.0 / (self.n - 1))._rank_law(kl)
 
 
 @dataclass(frozen=True)

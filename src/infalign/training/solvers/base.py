@@ -217,7 +217,7 @@ class ToBestOfN(Solver):
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
         """Return Best-of-n itself."""
-        return Best(self.n)
+        return Best(n=self.n)
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError for fewer rollouts than n."""
