@@ -101,13 +101,8 @@ class _Setting:
         """Return what ``transform`` achieves. Raises ConfigError if it cannot spend the budget."""
         memorizing = np.empty(0)
         if not (rewinds(self.procedure) or rewinds(self.base)):
-            memorizing = finite_rollouts(
-                transform,
-                self.procedure,
-                simulated_gaps(self.rollouts, prompts=self.prompts, seed=self.seed),
-                kl=self.kl,
-                base=self.base,
-            ).win_rates
+            gaps = simulated_gaps(self.rollouts, prompts=self.prompts, seed=self.seed)
+            memorizing = finite_rollouts(transform, self.procedure, gaps, kl=self.kl, base=self.base).win_rates
         law = law_at_kl(smoothed(transform, self.rollouts), kl=self.kl)
         return _Outcome(transform, memorizing, law.win_rate(self.procedure, self.base))
 
