@@ -18,14 +18,7 @@ from infalign.method.laws import Law, Measure, best_of, of_rewarded
 from infalign.method.optimum import Objective, Optimal, optimum
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
 from infalign.method.roots import find_log_beta
-from infalign.method.shapings import (
-    Shaping,
-    as_shaping,
-    budget_beta,
-    log_ratios,
-    mean_kl,
-    shape_rollouts,
-)
+from infalign.method.shapings import Shaping, as_shaping, budget_beta, log_ratios, mean_kl, shape_rollouts
 from infalign.method.transforms import Log, Transformation
 from infalign.theory.law import RankLaw, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal

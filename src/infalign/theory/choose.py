@@ -135,12 +135,7 @@ class _Setting:
 
 
 def choose(
-    procedure: Served | str,
-    *,
-    kl: float,
-    rollouts: int = 32,
-    base: Served | str | None = None,
-    seed: int = 0,
+    procedure: Served | str, *, kl: float, rollouts: int = 32, base: Served | str | None = None, seed: int = 0
 ) -> Ranking:
     """Return what transformations achieve at ``kl`` nats with K = ``rollouts`` rollouts per prompt, best first.
 

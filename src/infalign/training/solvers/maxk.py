@@ -61,8 +61,7 @@ class Settings(OnPolicy):
 
     solver: Literal["maxk"]
     objective: Objective = Field(
-        "win-rate",
-        description="maximize the served policy's win rate over the served reference, or its mean reward",
+        "win-rate", description="maximize the served policy's win rate over the served reference, or its mean reward"
     )
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
