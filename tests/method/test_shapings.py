@@ -8,7 +8,7 @@ from scipy.stats import entropy
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.optimum import Optimal
-from infalign.method.procedures import BestOfN, parse_procedure
+from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.method.shapings import (
     LSC,
     PAR,
@@ -98,6 +98,7 @@ def test_names_round_trip(name: str) -> None:
     [
         Optimal(BestOfN(8), 0.1 / 3),
         Optimal(parse_procedure("0.25*best-of-2+0.75*best-of-8"), 1e-7, "win-rate", (-1.0, 1.0)),
+        Optimal(WorstOfN(8), 0.5, raised=frozenset({"0a", "1b"})),
     ],
 )
 def test_the_spelling_of_an_optimum_is_all_of_it(law: Optimal) -> None:

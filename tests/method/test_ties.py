@@ -137,6 +137,35 @@ def test_a_jump_that_leaves_a_budget_unspent_says_what_can_be_spent() -> None:
     assert optimum([[0, 1]], "worst-of-8", kl=0.69, smoothed=False).kl == pytest.approx(0.69)
 
 
+@pytest.mark.parametrize(("kl", "n"), [(0.65, 4), (0.66, 8)])
+def test_other_local_optima_spend_what_a_jump_leaves(kl: float, n: int) -> None:
+    """They are among those of a fine grid; none that is left would fit, and the shaping, or its name, tells all."""
+    counts = np.array([1, 2, 3, 4, 4, 5, 6, 24, 28, 30])
+    rewards = np.array([[0.0] * (32 - c) + [1.0] * c for c in counts])
+    found = optimum(rewards, WorstOfN(n), kl=kl, smoothed=False)
+    best = optimum(rewards, WorstOfN(n), beta=found.beta, smoothed=False)
+    assert best.kl < found.kl <= kl
+    assert best.kl < 0.95 * kl
+    assert found.value > best.value
+    near = np.geomspace(1e-9, 0.01, 3000)
+    success = np.concatenate([near, np.linspace(0.01, 0.99, 100_000)[1:-1], 1.0 - near[::-1]])
+    spends, left = np.zeros(len(counts)), np.zeros(len(counts))
+    for i, c in enumerate(counts):
+        q, p = np.stack([1.0 - success, success], axis=1), np.array([32.0 - c, c]) / 32
+        j = objective_of(q, p, np.array([0.0, 1.0]), WorstOfN(n), found.beta)
+        peaks = 1 + np.flatnonzero((j[1:-1] > j[:-2]) & (j[1:-1] > j[2:]))
+        own = found.probabilities_PK[i, rewards[i] == 1.0].sum()
+        assert np.abs(success[peaks] - own).min() < 2e-5
+        above = peaks[success[peaks] > own + 1e-3]
+        kls = xlogy(q, q / p).sum(axis=1)[[np.abs(success - own).argmin(), *above]]
+        spends[i], left[i] = kls[0], kls[-1] - kls[0] if above.size else np.inf
+    assert spends.mean() == pytest.approx(found.kl, abs=1e-4)
+    assert all(found.kl + left[counts == c].sum() / len(counts) > kl for c in counts)
+    for shaping in (found.shaping, Optimal.parse(found.shaping.name)):
+        assert shape_rollouts(shaping, rewards) == pytest.approx(found.shaped_PK, abs=1e-12)
+    assert log_ratios(found.shaped_PK, found.beta) == pytest.approx(found.log_ratios_PK, abs=1e-9)
+
+
 @pytest.mark.parametrize("pair", [(-1.0, 1.0), (0.0, 5.0), (0.25, 0.5)])
 @pytest.mark.parametrize("smoothed", [False, True])
 def test_two_other_rewards_are_a_failure_and_a_success(pair: tuple[float, float], smoothed: bool) -> None:

@@ -10,8 +10,9 @@ reward.
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from hashlib import blake2b
 from typing import Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
@@ -41,30 +42,38 @@ class Optimal(NotByRank):
 
     The class of a reward is found among its prompt's references; between and beyond them the reward has the derivative
     of J in a response of its own there. Where there is a ``pair``, and all references are one of it, the second c of K
-    times, the shares are those of (c + ½)/(K + 1) successes: 0 of 32 does not mean that there are none.
+    times, the shares are those of (c + ½)/(K + 1) successes: 0 of 32 does not mean that there are none. Where J has two
+    local optima, prompts whose references are ``raised`` (`_digest`) have the one with more KL, which is not the best.
     """
 
     procedure: RankProcedure
     beta: float
     objective: Objective = "reward"
     pair: Pair | None = None
+    raised: frozenset[str] = frozenset()
     scale = 1.0
 
     @property
     def name(self) -> str:
-        """All that it is: ``optimal:reward:best-of-8:0.04:0.0:1.0``, β before the pair, if there is one."""
-        return ":".join(["optimal", self.objective, self.procedure.name, *map(repr, (self.beta, *(self.pair or ())))])
+        """All that it is: ``optimal:reward:best-of-8:0.04:0.0:1.0``, β before the pair and what is raised, if any."""
+        raised = ["raised", ",".join(sorted(self.raised))] if self.raised else []
+        numbers = map(repr, (self.beta, *(self.pair or ())))
+        return ":".join(["optimal", self.objective, self.procedure.name, *numbers, *raised])
 
     @classmethod
-    def parse(cls, name: str) -> "Optimal | None":
-        """Return what has this name; None for another form of one. Raises ConfigError for an unknown procedure."""
+    def parse(cls, name: str, procedure: RankProcedure | None = None) -> "Optimal | None":
+        """Return what has this name; None for another form of one. Raises ConfigError for an unknown procedure.
+
+        A ``procedure`` is taken instead of the one that is named: a user's own has a name without its folder.
+        """
         number = r":([-+.\de]+)"
-        found = re.fullmatch(rf"optimal:(reward|win-rate):(.+?){number}(?:{number}{number})?", name)
-        if found is None:
+        form = rf"optimal:(reward|win-rate):(.+?){number}(?:{number}{number})?(?::raised:([\da-f,]+))?"
+        if (found := re.fullmatch(form, name)) is None:
             return None
-        objective, procedure, beta, *pair = found.groups()
-        both = None if pair[0] is None else (float(pair[0]), float(pair[1]))
-        return cls(_by_ranks(procedure), float(beta), cast(Objective, objective), both)
+        objective, named, beta, failure, success, raised = found.groups()
+        pair = None if failure is None else (float(failure), float(success))
+        served, digests = procedure or _by_ranks(named), frozenset(raised.split(",") if raised else ())
+        return cls(served, float(beta), cast(Objective, objective), pair, digests)
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return g of the ``rewards``, of any shape, of one prompt with sorted references."""
@@ -79,7 +88,11 @@ def _solved_law(shaping: Optimal, sorted_references: bytes) -> "tuple[Classes, _
     """Return the law of one prompt and its optimum; a pair has K + 1 laws, however many prompts there are."""
     references_K = np.frombuffer(sorted_references)
     laws = Classes.of([references_K], shaping.procedure, shaping.objective, shaping.pair)
-    return laws, laws.solve(shaping.beta)
+    return laws, laws.solve(shaping.beta, np.array([_digest(references_K) in shaping.raised]))
+
+
+def _digest(sorted_references: Array) -> str:
+    return blake2b((sorted_references + 0.0).tobytes(), digest_size=8).hexdigest()  # −0 + 0 is 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,9 +133,12 @@ def optimum(
     rewards have two values, is (c + ½)/(K + 1): a prompt without a success is trained on too, and the law over its
     rollouts leaves out the mass of what none of them is. Not ``smoothed`` it is c/K.
 
-    Where no β spends ``kl``, as Worst-of-N can have it, ``kl`` of the result is the largest below it, and below 95 % of
-    it a UserWarning says so. Raises ConfigError for a budget that cannot be spent, with the largest, and for graded
-    rewards without an objective; DataError for rewards that are not finite.
+    Where no β spends ``kl``, as Worst-of-N can have it, β is the smallest that spends less. Below 95 % of ``kl``, other
+    local optima, with more KL, then replace the best ones, by gain per nat, as long as the budget lasts; prompts with
+    equal rewards stay together. If that leaves it below 95 %, a UserWarning says so.
+
+    Raises ConfigError for a budget that cannot be spent, with the largest, and for graded rewards without an objective;
+    DataError for rewards that are not finite.
 
     >>> o = optimum([[0, 0, 0, 0, 1]], "best-of-4", beta=0.5, smoothed=False)
     >>> round(float(o.probabilities_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
@@ -143,18 +159,23 @@ def optimum(
         raise ConfigError("give exactly one of kl and beta")
     if beta is not None and not 0 < beta < np.inf:
         raise ConfigError(f"beta must be positive and finite, found {beta}")
-    pair = pair_of(rewards) if smoothed else None
-    laws = Classes.of([np.sort(row) for row in rewards], served, objective, pair)
+    pair = _pair_of(rewards) if smoothed else None
+    references = [np.sort(row) for row in rewards]
+    laws = Classes.of(references, served, objective, pair)
     found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
-    solved = laws.solve(found_beta)
+    solved, raised, shaping = laws.solve(found_beta), None, Optimal(served, found_beta, objective, pair)
+    if kl is not None and laws.mean(solved.kl) < 0.95 * kl:
+        raised = laws.raised(found_beta, kl)
+        solved = laws.solve(found_beta, raised)
+        digests = (_digest(row) for row, law in zip(references, laws.of_prompt, strict=True) if raised[law])
+        shaping = replace(shaping, raised=frozenset(digests))
     log_z = logsumexp(solved.g / found_beta, b=laws.p, axis=1)
     rows = zip(rewards, laws.of_prompt, strict=True)
     log_ratios_PK = stacked([laws.at(row, law, solved) / found_beta - log_z[law] for row, law in rows])
-    shaping = Optimal(served, found_beta, objective, pair)
     of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value, laws.served(laws.p, laws.w)
     spent, largest_kl, value, reference_value = map(laws.mean, of_laws)
     if kl is not None and spent < 0.95 * kl:
-        after = laws.mean(laws.solve(found_beta * (1.0 - 1e-9)).kl)
+        after = laws.mean(laws.solve(found_beta * (1.0 - 1e-9), raised).kl)
         warnings.warn(
             f"of a KL of {kl:.3g} nats only {spent:.3g} are spent, as on these rewards the optimum for {served.name} "
             f"jumps from there to {after:.3g}",
@@ -165,7 +186,7 @@ def optimum(
     )
 
 
-def pair_of(rewards_PK: Sequence[Array] | Array) -> Pair:
+def _pair_of(rewards_PK: Sequence[Array] | Array) -> Pair:
     """Return the two values of rewards that have two, otherwise 0 and 1."""
     values = np.unique(np.concatenate([*rewards_PK]))
     return (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
@@ -223,8 +244,8 @@ class Classes:
             w = np.where(p > 0, w, np.take_along_axis(w, (p > 0).argmax(axis=1)[:, None], axis=1))
         return cls(p, values, w, of_prompt, procedure, objective)
 
-    def solve(self, beta: float) -> _Solved:
-        """Return the optimum of every law at ``beta``."""
+    def solve(self, beta: float, raised: NDArray[np.bool_] | None = None) -> _Solved:
+        """Return the optimum of every law at ``beta``; of those ``raised``, (L,), the local one above it, if any."""
         best = np.log(self.p[:, -1])
         if (np.diff(self.procedure.density(GRID)) >= 0).all():  # h is convex, so J is concave
             law, low, high = np.arange(len(self.p)), best - SLACK, np.full(len(self.p), SLACK)
@@ -235,9 +256,23 @@ class Classes:
         q /= q.sum(axis=1, keepdims=True)
         kl = xlogy(q, q / np.where(self.p[law] > 0, self.p[law], 1.0)).sum(axis=1)
         value = self.served(q, self.w[law])
-        order = np.lexsort((value - beta * kl, law))
-        chosen = order[np.append(law[order][1:] != law[order][:-1], True)]  # of each law the best, which is its last
+        last = np.append(np.diff(np.sort(law)) > 0, True)
+        chosen = np.lexsort((value - beta * kl, law))[last]  # of each law the best, which is its last
+        if raised is not None:
+            above = raised[law] & (value > value[chosen][law])
+            chosen = np.lexsort((value - beta * kl, above, law))[last]
         return _Solved(q[chosen], kl[chosen], value[chosen], g[chosen])
+
+    def raised(self, beta: float, kl: float) -> NDArray[np.bool_]:
+        """Return which laws to raise at ``beta``, (L,): by gain per nat, as long as their mean KL is at most ``kl``."""
+        found, above = self.solve(beta), self.solve(beta, np.ones(len(self.p), bool))
+        nats, gain = above.kl - found.kl, above.value - found.value
+        share, left = np.bincount(self.of_prompt) / self.of_prompt.size, kl - self.mean(found.kl)
+        raised, other = np.zeros(len(self.p), bool), np.flatnonzero(nats > 0)
+        for law in other[np.argsort(-gain[other] / nats[other], kind="stable")]:
+            raised[law] = share[law] * nats[law] <= left
+            left -= share[law] * nats[law] * raised[law]
+        return raised
 
     def served(self, q: Array, w: Array) -> Array:
         """Return J of policies with the masses ``q``, (L, m)."""

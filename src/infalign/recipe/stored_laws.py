@@ -53,7 +53,7 @@ def read_law(path: Path, aim: Aim) -> tuple[list[str], Law]:
     rewards_PK, log_ratios_PK = (
         pc.list_flatten(table[name]).to_numpy().reshape(table.num_rows, -1) for name in ("rewards", "log_ratios")
     )
-    shaping = aim.shaping_at(numbers["beta"], rewards_PK)
+    shaping = aim.shaping_named(numbers["shaping"])
     law = Law(log_ratios_PK, rewards_PK, shaping, numbers["beta"], numbers["kl"], numbers["kl_over"])
     return listed(table, "prompt_id"), law
 

@@ -13,14 +13,13 @@ from infalign.core.storage import read_table
 from infalign.data.messages import from_cell
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
-from infalign.models.pretrained import load_policy
 from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.layout import Layout
 from infalign.recipe.stored_laws import read_law
 from infalign.rewards.sources import Scorer
 from infalign.steps.run import Run
 from infalign.steps.samples import StoredRollouts
-from infalign.training.solvers.base import Solver
+from infalign.training.solvers.base import Inputs, Solver
 from infalign.training.solvers.guide import TRUNKS, States
 
 
@@ -69,19 +68,12 @@ class PolicyInputs:
         order = [place[prompt_id] for prompt_id in drawn if prompt_id in place]
         return replace(law, log_ratios_PK=law.log_ratios_PK[order], rewards_PK=law.rewards_PK[order])
 
-    def base(self, device: str) -> tuple[Any, Any]:
-        """Return the reference, and the tokenizer of the run, which has the chat template."""
-        return load_policy(self.reference, device=device)[0], load_tokenizer(self.layout.tokenizer)
-
-    def start(self, policy: Solver, device: str) -> Any:
-        """Return the reference, with an untrained guide if the policy has one."""
-        (model, tokenizer), guide = self.base(device), policy.trained_guide
+    @property
+    def of_solver(self) -> Inputs:
+        """The part that a solver gets."""
         trunks = dict(zip(TRUNKS, (self.reference, self.reward.model), strict=True))
-        return model if guide is None else guide.beside(model, tokenizer, trunks)
-
-    def model(self, policy: str, device: str) -> Any:
-        """Return the trained model of a policy."""
-        return load_policy(self.layout.model(policy), device=device)[0]
+        layout = self.layout
+        return Inputs(self.reference, layout.tokenizer, self.procedure, trunks, self.rows, self.problem, layout.model)
 
     def problem(self) -> Any:
         """Return the calibrated prompts and the reward, for on-policy training."""

@@ -129,7 +129,7 @@ def _compute_logprobs(policy: Solver, inputs: PolicyInputs, compute: Compute, on
     if policy.data_needs.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
         model, _ = load_policy(inputs.reference, device=compute.torch_device())
     else:
-        model = inputs.start(policy, compute.torch_device())
+        model = inputs.of_solver.start(policy, compute.torch_device())
     prompts, responses = stored.all_texts()
     states = () if policy.data_needs.states is None else stored.states(policy.data_needs.states)
     last = policy.data_needs.states.last if policy.data_needs.states is not None else 0

@@ -63,10 +63,9 @@ def _passes(run: Run, name: str) -> list[Pass]:
     """Return the passes of a policy's training: over the stored rollouts, or over responses that it draws itself."""
     policy, prompts = run.recipe.policies[name], run.rollout_prompts
     reference, *trunk = run.networks(name)
-    passes, draws = policy.passes_over(prompts.first * run.recipe.rollout.k), policy.responses_per_prompt
-    each = policy.group(run.recipe.rollout.k)
+    passes, each, by_reference, draws = policy.workload(prompts.first, run.recipe.rollout.k)
     teacher, reward = policy.data_needs.teacher, [run.architecture("reward")] * run.recipe.reward.is_classifier
-    frozen = [reference] * policy.reads_reference if teacher is None else run.networks(teacher)
+    frozen = [reference] * by_reference if teacher is None else run.networks(teacher)
     return [
         Pass.over(TRAINED * passes, trunk or [reference], prompts, each),
         Pass.over(READ * passes, frozen, prompts, each),
@@ -105,7 +104,7 @@ def train_policy(
     """Train one of the policies by its solver, towards its law."""
     policy, law = policies[name], inputs.law(name, policies[name])
     with target.job(on_progress) as job:
-        history = policy.train(inputs, law, job)
+        history = policy.train(inputs.of_solver, law, job)
         if (table := policy.transformation).endswith(".json") and is_first():
             shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]

@@ -15,17 +15,10 @@ from numpy.typing import ArrayLike
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, reward_table, tied_prompts
 from infalign.method.laws import Law, Measure, best_of, of_rewarded
-from infalign.method.optimum import Objective, Optimal, optimum, pair_of
+from infalign.method.optimum import Objective, Optimal, optimum
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
 from infalign.method.roots import find_log_beta
-from infalign.method.shapings import (
-    Shaping,
-    as_shaping,
-    budget_beta,
-    log_ratios,
-    mean_kl,
-    shape_rollouts,
-)
+from infalign.method.shapings import Shaping, as_shaping, budget_beta, log_ratios, mean_kl, shape_rollouts
 from infalign.method.transforms import Log, Transformation
 from infalign.theory.law import RankLaw, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
@@ -63,8 +56,8 @@ class Aim(ABC):
         """Return the law of stored rewards. Raises ConfigError for a budget that they cannot spend, with the most."""
 
     @abstractmethod
-    def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
-        """Return the shaping of its law of these rewards, whose β is ``beta``."""
+    def shaping_named(self, name: str) -> Shaping:
+        """Return the shaping of its law, which has this name."""
 
     def rank_law(self, kl: float | None = None) -> RankLaw | None:
         """Return the exact law of continuous ranks, at its own strength or at ``kl`` nats; None where there is none."""
@@ -114,29 +107,24 @@ class Tilt(Aim):
         """Return the tilted law."""
         return tilted(rewards_PK, self.shaping, kl=self.kl, beta=None if self.beta is None else self.beta / self.scale)
 
-    def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
+    def shaping_named(self, name: str) -> Shaping:
         """Return its shaping."""
         return self.shaping
 
 
-@dataclass(frozen=True)
-class Best(Aim):
+@dataclass(frozen=True, kw_only=True)
+class Best(Tilt):
     """What Best-of-``n`` serves: of continuous ranks, log at β = 1/(n − 1), a KL of log n − (n − 1)/n nats."""
 
     n: int
-    name = "log"
-    transform = Log()
+    shaping: Shaping = Log().shaping
 
     def law(self, rewards_PK: ArrayLike) -> Law:
         """Return the law of the best of n rollouts."""
         return best_of(rewards_PK, self.n)
 
-    def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
-        """Return log of the rank."""
-        return self.transform.shaping
-
     def _rank_law(self, kl: float | None) -> RankLaw | None:
-        return Tilt(self.transform.shaping, beta=1.0 / (self.n - 1))._rank_law(kl)
+        return Tilt(self.shaping, beta=1.0 / (self.n - 1))._rank_law(kl)
 
 
 @dataclass(frozen=True)
@@ -162,9 +150,11 @@ class StoredOptimum(Aim):
         """Return the optimum."""
         return optimum(rewards_PK, self.procedure, kl=self.kl, beta=self.beta, objective=self.objective)
 
-    def shaping_at(self, beta: float, rewards_PK: Array) -> Shaping:
+    def shaping_named(self, name: str) -> Shaping:
         """Return the transformed reward of the optimum."""
-        return Optimal(self.procedure, beta, self.objective or "reward", pair_of(rewards_PK))
+        found = Optimal.parse(name, self.procedure)
+        assert found is not None, name
+        return found
 
 
 @dataclass(frozen=True)

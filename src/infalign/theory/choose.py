@@ -101,13 +101,8 @@ class _Setting:
         """Return what ``transform`` achieves. Raises ConfigError if it cannot spend the budget."""
         memorizing = np.empty(0)
         if not (rewinds(self.procedure) or rewinds(self.base)):
-            memorizing = finite_rollouts(
-                transform,
-                self.procedure,
-                simulated_gaps(self.rollouts, prompts=self.prompts, seed=self.seed),
-                kl=self.kl,
-                base=self.base,
-            ).win_rates
+            gaps = simulated_gaps(self.rollouts, prompts=self.prompts, seed=self.seed)
+            memorizing = finite_rollouts(transform, self.procedure, gaps, kl=self.kl, base=self.base).win_rates
         law = law_at_kl(smoothed(transform, self.rollouts), kl=self.kl)
         return _Outcome(transform, memorizing, law.win_rate(self.procedure, self.base))
 
@@ -140,12 +135,7 @@ class _Setting:
 
 
 def choose(
-    procedure: Served | str,
-    *,
-    kl: float,
-    rollouts: int = 32,
-    base: Served | str | None = None,
-    seed: int = 0,
+    procedure: Served | str, *, kl: float, rollouts: int = 32, base: Served | str | None = None, seed: int = 0
 ) -> Ranking:
     """Return what transformations achieve at ``kl`` nats with K = ``rollouts`` rollouts per prompt, best first.
 

@@ -51,12 +51,7 @@ def parse_transform_or_optimum(name: str) -> Aim:
 
 
 def curve_point(
-    procedure: Served,
-    transform: Aim,
-    *,
-    beta: float | None = None,
-    kl: float | None = None,
-    base: Served | None = None,
+    procedure: Served, transform: Aim, *, beta: float | None = None, kl: float | None = None, base: Served | None = None
 ) -> Point:
     """Return the point of ``transform``, or of the optimum for ``procedure``, at the paper's ``beta`` or ``kl`` nats.
 

@@ -1,10 +1,8 @@
 """What calibration on a finite number of rollouts costs."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
@@ -19,7 +17,6 @@ QUADRATURE = 1e-6  # change of the mean loss, as a share of it, at which there a
 MAX_NODES = 256  # nodes an interval; where h′ jumps, the error is then far below the Monte-Carlo error
 PILOT = 32  # prompts from which the number of nodes and the price of KL are found
 CHUNK = 2**17  # nodes in memory at a time
-Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +141,17 @@ def _step_win_rates(
     lost_PC = (served_PE[:, 1:] + served_PE[:, :-1]) / 2.0 * rise_PC
     unsure_PC = np.diff(served_PE, axis=1) * rise_PC
     rough_PC = unsure_PC > ROUGH * lost_PC.sum(axis=1, keepdims=True)
-    for at, u, cdf, weight in _inside(u_PE, lengths_PC, cdf_PE, masses_PC, rough_PC, nodes):
-        lost_PC[at] = lengths_PC[at] * ((procedure.distortion(cdf) * base.density(u)) @ weight)
-    return np.asarray(1.0 - lost_PC.sum(axis=1))
-
-
-def _inside(
-    u_PE: Array, lengths_PC: Array, cdf_PE: Array, masses_PC: Array, chosen_PC: NDArray[np.bool_], nodes: int
-) -> Iterator[tuple[tuple[Places, Places], Array, Array, Array]]:
-    """Yield the chosen intervals I, some at a time: places, u and F(u) at Gauss's nodes (I, G), and weights (G,)."""
     x, weight = np.polynomial.legendre.leggauss(nodes)
     x, weight = (x + 1.0) / 2.0, weight / 2.0
-    p, c = np.nonzero(chosen_PC)
+    p, c = np.nonzero(rough_PC)
     for start in range(0, p.size, CHUNK // nodes):
         at = p[start : start + CHUNK // nodes], c[start : start + CHUNK // nodes]
         u, cdf = (
-            np.minimum(edges[at][:, None] + steps[at][:, None] * x, 1.0)
-            for edges, steps in ((u_PE, lengths_PC), (cdf_PE, masses_PC))
+            np.minimum(edges_PE[at][:, None] + steps_PC[at][:, None] * x, 1.0)  # at Gauss's nodes of each interval
+            for edges_PE, steps_PC in ((u_PE, lengths_PC), (cdf_PE, masses_PC))
         )
-        yield at, u, cdf, weight
+        lost_PC[at] = lengths_PC[at] * ((procedure.distortion(cdf) * base.density(u)) @ weight)
+    return np.asarray(1.0 - lost_PC.sum(axis=1))
 
 
 def _edges(values_PC: Array) -> Array:

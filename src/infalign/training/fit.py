@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from infalign.core.settings import explained
 from infalign.core.storage import listed
 from infalign.data.messages import from_cell
 from infalign.method.laws import Law
-from infalign.method.procedures import Served, Standard, parse_procedure
+from infalign.method.procedures import parse_procedure
 from infalign.models.conversion import convert, locate_model
 from infalign.models.policy import AnyModel, Policy
 from infalign.models.pretrained import load_policy
@@ -30,52 +30,7 @@ from infalign.sampling.sample import AnyPrompts, Rollouts, check_folder, read_pr
 from infalign.sampling.settings import Rollout
 from infalign.training.output_folder import Job, Target
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.base import RecipeFacts, Solver
-
-STANDARD = Standard()
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What a call gives a solver, as `solvers.base.Inputs`: ``reference`` is a folder or hub id."""
-
-    reference: str
-    procedure: Served = STANDARD
-    rollouts: Rollouts | None = None
-    fresh: dict[str, Any] = field(default_factory=dict)  # rows, reward and max_new_tokens of on-policy training
-
-    def base(self, device: str) -> tuple[Any, Any]:
-        """Return the reference and its tokenizer."""
-        return load_policy(self.reference, device=device)[0], load_tokenizer(self.reference)
-
-    def start(self, policy: Solver, device: str) -> Any:
-        """Return the reference, with an untrained guide if the policy has one."""
-        (model, tokenizer), guide = self.base(device), policy.trained_guide
-        return model if guide is None else guide.beside(model, tokenizer, {"reference": self.reference})
-
-    def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
-        """Return the rollouts, with the reference's log-probabilities as training computes them."""
-        from infalign.models.packed import response_logprobs
-
-        assert self.rollouts is not None
-        k, prompts = self.rollouts.k, self.rollouts.prompts
-        prompt_ids, asked = repeated(prompts.prompt_ids, k), repeated(prompts.token_ids, k)
-        said = listed(self.rollouts.drawn, "token_ids")
-        model, _ = load_policy(self.reference, device=Compute().torch_device())
-        with shown("reference") as report:
-            found = response_logprobs(model, asked, said, bf16=policy.fit.bf16, on_progress=report)
-        names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob")
-        return Lazy(len(said), lambda i: dict(zip(names, (prompt_ids[i], asked[i], said[i], found[i]), strict=True)))
-
-    def model(self, policy: str, device: str) -> Any:
-        """Raise ConfigError: a call knows no other policies."""
-        raise ConfigError(f"there is no policy {policy} beside the one that is trained; use a recipe")
-
-    def problem(self) -> Any:
-        """Return the prompts and the reward."""
-        from infalign.training.on_policy_trainer import Problem
-
-        return Problem(self.reference, load_tokenizer(self.reference, padding_side="left"), **self.fresh)
+from infalign.training.solvers.base import Inputs, RecipeFacts, Solver
 
 
 def fit(
@@ -109,9 +64,12 @@ def fit(
         )
     own, kept = _rewarded(law, (rollouts.asked.num_rows, rollouts.k))
     some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, rollouts.k)))
-    return _train(
-        model, folder, seed, lambda reference, job: chosen.train(Given(reference, law.procedure, some), own, job)
-    )
+
+    def train(reference: str, job: Job) -> object:
+        rows = partial(_rows, reference, some)
+        return chosen.train(Inputs(reference, reference, law.procedure, {"reference": reference}, rows), own, job)
+
+    return _train(model, folder, seed, train)
 
 
 def fit_online(
@@ -138,7 +96,7 @@ def fit_online(
     """
     longest, served = settings.pop("max_new_tokens", Rollout().max_new_tokens), settings.pop("procedure", "standard")
     seed, chosen = settings.pop("seed", 0), _read(solver, settings, law, served)
-    if not chosen.responses_per_prompt:
+    if not chosen.draws_per_response:
         raise ConfigError(f"{solver} draws no responses; use fit on stored rollouts")
     asked = read_prompts(prompts)
     own, kept = _rewarded(law, (asked.num_rows, np.size(law.rewards_PK[0])))
@@ -146,9 +104,31 @@ def fit_online(
         {"prompt": from_cell(row["prompt"]), "columns": row["columns"], "reference_rewards": sorted(rewards_K)}
         for row, rewards_K in zip(asked.filter(kept).to_pylist(), own.rewards_PK.tolist(), strict=True)
     ]
-    fresh = {"rows": rows, "reward": load_reward(reward), "max_new_tokens": longest}
-    given = partial(Given, procedure=parse_procedure(served), fresh=fresh)
-    return _train(model, folder, seed, lambda reference, job: chosen.train(given(reference), own, job))
+    scored = load_reward(reward)
+
+    def train(reference: str, job: Job) -> object:
+        from infalign.training.on_policy_trainer import Problem
+
+        problem = Problem(reference, load_tokenizer(reference, padding_side="left"), rows, scored, longest)
+        return chosen.train(
+            Inputs(reference, reference, parse_procedure(served), {}, problem=lambda: problem), own, job
+        )
+
+    return _train(model, folder, seed, train)
+
+
+def _rows(reference: str, rollouts: Rollouts, policy: Solver) -> Sequence[dict[str, Any]]:
+    """Return the rollouts, with the reference's log-probabilities as training computes them."""
+    from infalign.models.packed import response_logprobs
+
+    k, prompts = rollouts.k, rollouts.prompts
+    prompt_ids, asked = repeated(prompts.prompt_ids, k), repeated(prompts.token_ids, k)
+    said = listed(rollouts.drawn, "token_ids")
+    model, _ = load_policy(reference, device=Compute().torch_device())
+    with shown("reference") as report:
+        found = response_logprobs(model, asked, said, bf16=policy.fit.bf16, on_progress=report)
+    names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob")
+    return Lazy(len(said), lambda i: dict(zip(names, (prompt_ids[i], asked[i], said[i], found[i]), strict=True)))
 
 
 def _read(solver: str, settings: dict[str, Any], law: Law, procedure: str = "standard") -> Solver:

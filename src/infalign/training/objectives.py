@@ -1,4 +1,4 @@
-"""Objectives of offline training, and ascents of on-policy training: what a solver makes of a law."""
+"""What a solver makes of a law: the objective of an offline training, or the ascent of an on-policy one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from infalign.method.calibration import Array
 from infalign.method.shapings import Shaping
-from infalign.training.advantages import Advantages
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +29,51 @@ class Objective:
 
     examples: Callable[[Array, Array, np.random.Generator], Examples]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Fresh responses of this process, padded to T tokens, with their rewards and log-ratios."""
+
+    prompts: list[Any]  # rows of the dataset
+    tensors: dict[str, torch.Tensor]  # prompt_ids, prompt_mask, completion_ids, completion_mask
+    rewards_B: torch.Tensor  # shaped
+    every_reward: torch.Tensor  # shaped rewards of all processes, group by group
+    log_ratio_BT: torch.Tensor  # log π/π_ref of each token, 0 after the end
+
+
+class Advantages:
+    """Advantages of responses or tokens, from the rewards of fresh responses; by default the other hooks do nothing.
+
+    Their ``loop`` is `on_policy_trainer.AdvantageLoop`: TRL's GRPOTrainer and what is for them there.
+    KL(π‖π_ref) belongs in the reward, as −β·log π/π_ref: as a separate loss term (GRPO) its gradient is not that of the
+    KL. So the advantages contain the whole KL term, and the loop adds none.
+    """
+
+    companion: torch.nn.Module | None = None  # trained or updated with the policy, so checkpoints include it
+    trains_companion = False
+
+    def start(self, loop: Any) -> None:
+        """Prepare for the loop; called once, when the loop is set up."""
+
+    def before_drawing(self, loop: Any, prompts: list[Any]) -> None:
+        """Process the prompts before responses to them are drawn."""
+
+    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
+        """Return the advantages of the responses, (B,), or of their tokens, (B, T)."""
+        raise NotImplementedError
+
+    def log_ratios_to_start(self, loop: Any, batch: Batch) -> torch.Tensor:
+        """Return log π/π_start of each response, (B,), in nats."""
+        return batch.log_ratio_BT.sum(1)
+
+    def training_batch(self, loop: Any, output: dict[str, Any]) -> dict[str, Any]:
+        """Return the tensors that a batch is trained on, including the advantages."""
+        return output
+
+    def extra_loss(self, rows: dict[str, Any]) -> torch.Tensor | None:
+        """Return a loss to add to the policy's, a mean over the rows, or None."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,7 @@ from infalign.models.logprobs import completion_logprobs, padded_batch
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import Fit
 from infalign.models.top_layers import starting_from_states
-from infalign.training.common import (
-    Fitted,
-    LossTrainer,
-    run_training,
-    starting_weights,
-    trainer_config,
-    with_adapter,
-)
+from infalign.training.common import Fitted, LossTrainer, run_training, starting_weights, trainer_config, with_adapter
 from infalign.training.objectives import Objective
 from infalign.training.output_folder import Job
 

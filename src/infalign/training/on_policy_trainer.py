@@ -1,6 +1,6 @@
 """On-policy training in TRL's loops: RLOO's and GRPO's as they are, or GRPO's with infalign's advantages.
 
-GRPO's loop takes any `training.advantages.Advantages`; solvers supply these objects and share no code with the loop.
+GRPO's loop takes any `objectives.Advantages`; solvers supply these objects and share no code with the loop.
 TRL's private methods are called only in this module, and TRL is pinned to a minor version.
 """
 
@@ -26,9 +26,8 @@ from infalign.method.reward import CalibratedReward, spoken_text
 from infalign.models.conversations import decode, prompt_ids
 from infalign.models.settings import Fit
 from infalign.sampling.engine import Vocabulary
-from infalign.training.advantages import Advantages, Batch
 from infalign.training.common import lora_config, run_training, trainer_config, training_order
-from infalign.training.objectives import Ascent
+from infalign.training.objectives import Advantages, Ascent, Batch
 from infalign.training.output_folder import Job
 
 Rewards = Callable[[list[Any], list[str]], Sequence[float]]

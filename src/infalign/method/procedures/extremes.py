@@ -45,10 +45,21 @@ class _Extreme:
         rewards = yield Draws(self.n)
         return int(np.argmax(self.sign * np.asarray(rewards)))
 
-    def _samples_and_chances(self, rewards_PM: ArrayLike) -> tuple[Array, Array]:
-        """Return the rewards, and for m = 0..M the chance that N draws all lie among the m lowest or highest."""
+    def distortion(self, p: ArrayLike) -> Array:
+        """Return p^N, or its mirror 1 − (1 − p)^N."""
+        p = np.asarray(p, float)
+        return p**self.n if self.sign > 0 else 1.0 - (1.0 - p) ** self.n
+
+    def density(self, p: ArrayLike) -> Array:
+        """Return N·p^(N−1), or its mirror N·(1 − p)^(N−1)."""
+        p = np.asarray(p, float)
+        return self.n * (p if self.sign > 0 else 1.0 - p) ** (self.n - 1)
+
+    def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
+        """Weigh the i-th smallest, or largest, of M by C(i−1, N−1)/C(M, N), shared evenly within ties."""
         rewards = checked_samples(rewards_PM, self.n, self.name)
-        return rewards, falling_ratio(np.arange(rewards.shape[1] + 1.0), rewards.shape[1], self.n)
+        within = falling_ratio(np.arange(rewards.shape[1] + 1.0), rewards.shape[1], self.n)  # all N among m lowest
+        return weights_from_counts(rewards, within if self.sign > 0 else 1.0 - within[::-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +73,6 @@ class BestOfN(_Extreme):
     word = "best"
     sign = 1.0
 
-    def distortion(self, p: ArrayLike) -> Array:
-        """Return p^N."""
-        return np.asarray(p, float) ** self.n
-
-    def density(self, p: ArrayLike) -> Array:
-        """Return N·p^(N−1)."""
-        return self.n * np.asarray(p, float) ** (self.n - 1)
-
-    def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
-        """Weigh the i-th smallest of M by C(i−1, N−1)/C(M, N), shared evenly within ties."""
-        return weights_from_counts(*self._samples_and_chances(rewards_PM))
-
 
 @dataclass(frozen=True, slots=True)
 class WorstOfN(_Extreme):
@@ -85,19 +84,6 @@ class WorstOfN(_Extreme):
 
     word = "worst"
     sign = -1.0
-
-    def distortion(self, p: ArrayLike) -> Array:
-        """Return 1 − (1 − p)^N."""
-        return 1.0 - (1.0 - np.asarray(p, float)) ** self.n
-
-    def density(self, p: ArrayLike) -> Array:
-        """Return N·(1 − p)^(N−1)."""
-        return self.n * (1.0 - np.asarray(p, float)) ** (self.n - 1)
-
-    def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
-        """Weigh the i-th smallest of M by C(M−i, N−1)/C(M, N), shared evenly within ties."""
-        rewards, chances = self._samples_and_chances(rewards_PM)
-        return weights_from_counts(rewards, 1.0 - chances[::-1])
 
 
 Extreme = BestOfN | WorstOfN

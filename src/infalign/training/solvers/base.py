@@ -6,10 +6,10 @@ What a policy aims at (`theory.aims`) and what its training reads (`DataNeeds`) 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,9 @@ from infalign.method.laws import Law
 from infalign.method.procedures import Served, Standard
 from infalign.method.shapings import parse_shaping
 from infalign.method.transforms import Identity, read_table
+from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit
+from infalign.models.tokenizers import load_tokenizer
 from infalign.theory.aims import Aim, Best, StoredOptimum, Tilt
 from infalign.theory.law import MIN_KL
 from infalign.training.solvers.guide import Guide, States
@@ -60,27 +62,40 @@ class DataNeeds(NamedTuple):
     teacher_states: States | None = None  # for its teacher's guide
 
 
-class Inputs(Protocol):
-    """What a policy of a run is trained from; each part is loaded when it is asked for."""
+class Workload(NamedTuple):
+    """What a training computes, per prompt."""
 
-    @property
-    def procedure(self) -> Served:
-        """What serves the policy."""
+    passes: float  # in which it reads
+    responses: int  # in each of them
+    by_reference: int = 0  # how often the reference reads each of these
+    drawn: float = 0.0  # responses, in all passes
 
-    def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
-        """Return the rollouts, with what else of the reference the policy reads."""
+
+def absent(*_: object) -> Any:
+    """Raise ConfigError: what a solver asks for exists in a run only."""
+    raise ConfigError("this solver reads more than was given; use a recipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a policy is trained from; each part is loaded when it is asked for."""
+
+    reference: str  # its folder or hub id
+    tokenizer: str | Path  # the folder of its tokenizer, or its hub id
+    procedure: Served  # what serves the policy
+    trunks: Mapping[str, str]  # folders of models that a guide may start from, by name
+    rows: Callable[[Solver], Sequence[dict[str, Any]]] = absent  # rollouts, with what of the reference a policy reads
+    problem: Callable[[], Any] = absent  # the `on_policy_trainer.Problem`
+    folder: Callable[[str], str | Path] = absent  # of another policy that is trained
 
     def base(self, device: str) -> tuple[Any, Any]:
         """Return the reference and its tokenizer."""
+        return load_policy(self.reference, device=device)[0], load_tokenizer(self.tokenizer)
 
     def start(self, policy: Solver, device: str) -> Any:
         """Return the reference, with an untrained guide if the policy has one."""
-
-    def model(self, policy: str, device: str) -> Any:
-        """Return the trained model of another policy."""
-
-    def problem(self) -> Any:
-        """Return the `on_policy_trainer.Problem`."""
+        (model, tokenizer), guide = self.base(device), policy.trained_guide
+        return model if guide is None else guide.beside(model, tokenizer, self.trunks)
 
 
 class Solver(Kind):
@@ -88,7 +103,7 @@ class Solver(Kind):
 
     discriminator: ClassVar[str] = "solver"
     has_objective: ClassVar[bool] = False  # on the log-ratios of stored rollouts (`Offline`)
-    draws_per_response: ClassVar[int] = 1  # responses generated for each response that is trained on
+    draws_per_response: ClassVar[int] = 0  # responses generated for each response that is trained on
 
     solver: str
     fit: Fit = Field(Fit(), description="how it is trained")
@@ -103,8 +118,8 @@ class Solver(Kind):
 
     @property
     def budget(self) -> float | None:
-        """Its KL budget in nats, if it has one."""
-        return None
+        """The KL budget in nats of what it aims at, if it has one."""
+        return None if (aim := self.aim()) is None else aim.kl
 
     @property
     def trained_guide(self) -> Guide | None:
@@ -116,19 +131,9 @@ class Solver(Kind):
         fit = self.fit.with_learning_rate(pretrained=pretrained, adapter=self.fit.lora is not None)
         return self.model_copy(update={"fit": fit})
 
-    def passes_over(self, rollouts: int) -> float:
-        """Return how often it reads each of so many stored rollouts."""
-        return self.fit.passes
-
-    @property
-    def reads_reference(self) -> int:
-        """How often the reference reads each response that is trained on."""
-        return 0
-
-    @property
-    def responses_per_prompt(self) -> float:
-        """How many responses are generated per training prompt, over the whole training."""
-        return 0.0
+    def workload(self, prompts: int, rollouts: int) -> Workload:
+        """Return what it computes on so many prompts with so many stored rollouts each."""
+        return Workload(self.fit.passes, rollouts)
 
     @property
     def data_needs(self) -> DataNeeds:
@@ -154,10 +159,6 @@ class Solver(Kind):
     def transformation(self) -> str:
         """The spelling of what it aims at, or its own name."""
         return self.solver if (aim := self.aim()) is None else aim.name
-
-    def group(self, rollouts: int) -> int:
-        """Return how many responses to a prompt an epoch trains on, of so many stored ones."""
-        return rollouts
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
         """Find the policy that it follows, if it follows one. Raises ValueError if there is none."""
@@ -185,11 +186,6 @@ class ToBudget(Solver):
         if (self.kl_budget is None) == (self.beta is None):
             raise ValueError("give exactly one of kl_budget, beta")
         return self
-
-    @property
-    def budget(self) -> float | None:
-        """Its KL budget."""
-        return self.kl_budget
 
 
 class Shaped(ToBudget):
@@ -221,7 +217,7 @@ class ToBestOfN(Solver):
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
         """Return Best-of-n itself."""
-        return Best(self.n)
+        return Best(n=self.n)
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError for fewer rollouts than n."""

@@ -11,8 +11,7 @@ from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.method.shapings import Raw
 from infalign.models.pretrained import load_policy
-from infalign.training.advantages import Advantages, Batch
-from infalign.training.objectives import Ascent
+from infalign.training.objectives import Advantages, Ascent, Batch
 from infalign.training.solvers.on_policy import UNNORMALIZED, OnPolicy
 
 if TYPE_CHECKING:
@@ -104,6 +103,11 @@ class Settings(OnPolicy):
         if self.fit.lora is not None:
             raise ValueError("bond uses a whole model as its moving anchor, not an adapter; leave fit.lora out")
         return self
+
+    @property
+    def budget(self) -> float | None:
+        """The KL at which it stops."""
+        return self.kl_budget
 
     @property
     def transformation(self) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr
 from infalign.core.settings import Name
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
+from infalign.models.pretrained import load_policy
 from infalign.theory.aims import Aim
 from infalign.training.solvers.base import PLAIN, DataNeeds, History, Inputs, Solver
 from infalign.training.solvers.offline import Offline, states_below
@@ -49,11 +50,6 @@ class Settings(Solver):
         return self._teacher.aim(procedure)
 
     @property
-    def budget(self) -> float | None:
-        """Its teacher's."""
-        return self._teacher.budget
-
-    @property
     def method(self) -> str:
         """``exp:10 (qrpo guided), distilled``."""
         return f"{self._teacher.method}, distilled"
@@ -63,6 +59,7 @@ class Settings(Solver):
         from infalign.training.offline_trainer import Distillation, fit_to_rollouts
 
         assert law is not None
-        teacher, (model, tokenizer) = inputs.model(self.teacher, job.device), inputs.base(job.device)
+        teacher, _ = load_policy(inputs.folder(self.teacher), device=job.device)
+        model, tokenizer = inputs.base(job.device)
         loss = Distillation(teacher, self._teacher.objective(law))
         return fit_to_rollouts(loss, model, inputs.rows(self), law, self.fit, job).save(tokenizer)

@@ -13,8 +13,7 @@ from infalign.method.optimum import Objective
 from infalign.method.procedures import Extreme, Served, is_extreme
 from infalign.method.shapings import NotByRank, Raw
 from infalign.theory.aims import Aim, StoredOptimum, WinRateOptimum
-from infalign.training.advantages import Advantages, Batch
-from infalign.training.objectives import Ascent
+from infalign.training.objectives import Advantages, Ascent, Batch
 from infalign.training.solvers.base import PLAIN, RecipeFacts
 from infalign.training.solvers.on_policy import OnPolicy
 
@@ -62,8 +61,7 @@ class Settings(OnPolicy):
 
     solver: Literal["maxk"]
     objective: Objective = Field(
-        "win-rate",
-        description="maximize the served policy's win rate over the served reference, or its mean reward",
+        "win-rate", description="maximize the served policy's win rate over the served reference, or its mean reward"
     )
 
     def aim(self, procedure: Served = PLAIN) -> Aim:

@@ -12,7 +12,7 @@ from infalign.core.distributed import is_first
 from infalign.method.laws import Law
 from infalign.models.settings import TRIAL_RATES, TRIAL_SHARE, Fit, Lora
 from infalign.training.objectives import Objective
-from infalign.training.solvers.base import DataNeeds, History, Inputs, RecipeFacts, Solver
+from infalign.training.solvers.base import DataNeeds, History, Inputs, RecipeFacts, Solver, Workload
 from infalign.training.solvers.guide import Guide, States
 
 if TYPE_CHECKING:
@@ -56,20 +56,16 @@ class Offline(Solver):
             return self.model_copy(update={"fit": Fit(batch_size=64, device_batch_size=8, lora=Lora())})
         return self.model_copy(update={"fit": Fit(batch_size=128), "guide": Guide()})
 
-    def passes_over(self, rollouts: int) -> float:
-        """Return how often it reads each of so many stored rollouts, trials of learning rates included."""
+    def workload(self, prompts: int, rollouts: int) -> Workload:
+        """Return it with trials of learning rates; the reference reads beside a guide that has no stored states."""
         trials = 0 if self.fit.learning_rate is not None else len(TRIAL_RATES)
-        return self.fit.passes_over(rollouts) * (1.0 + TRIAL_SHARE * trials)
+        passes = self.fit.passes_over(prompts * rollouts) * (1.0 + TRIAL_SHARE * trials)
+        return Workload(passes, rollouts, by_reference=int(self.guide is not None and self.guide.states is None))
 
     @property
     def trained_guide(self) -> Guide | None:
         """Its guide."""
         return self.guide
-
-    @property
-    def reads_reference(self) -> int:
-        """Once, under a guide that does not read its stored states."""
-        return int(self.guide is not None and self.guide.states is None)
 
     @property
     def data_needs(self) -> DataNeeds:

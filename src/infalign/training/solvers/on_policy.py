@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,7 @@ from infalign.core.settings import Draws
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.training.objectives import Ascent
-from infalign.training.solvers.base import History, Inputs, Shaped, ToBudget
+from infalign.training.solvers.base import History, Inputs, Shaped, ToBudget, Workload
 
 if TYPE_CHECKING:
     from infalign.training.output_folder import Job
@@ -27,6 +27,8 @@ UNNORMALIZED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_corre
 class OnPolicy(ToBudget):
     """A solver that samples from the policy that it trains, in groups of ``generations`` responses per prompt."""
 
+    draws_per_response: ClassVar[int] = 1
+
     generations: Draws = Field(8, description="completions per prompt and step")
 
     @model_validator(mode="after")
@@ -37,19 +39,10 @@ class OnPolicy(ToBudget):
             )
         return self
 
-    @property
-    def reads_reference(self) -> int:
-        """Twice: for the KL, and where advantages are computed."""
-        return 2
-
-    @property
-    def responses_per_prompt(self) -> float:
-        """How many responses are generated per training prompt, over the whole training."""
-        return self.fit.passes * self.generations * self.draws_per_response
-
-    def group(self, rollouts: int) -> int:
-        """Return its generations."""
-        return self.generations
+    def workload(self, prompts: int, rollouts: int) -> Workload:
+        """Return that of its generations; the reference reads for the KL, and where advantages are computed."""
+        passes, each = self.fit.passes, self.generations
+        return Workload(passes, each, by_reference=2, drawn=passes * each * self.draws_per_response)
 
     def ascent(self, law: Law | None, procedure: Served) -> Ascent:
         """Return how it climbs towards a law, in GRPO's loop on unnormalized rewards."""

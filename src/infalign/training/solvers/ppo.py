@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
-from infalign.training.advantages import Advantages, Batch
-from infalign.training.objectives import Ascent
+from infalign.training.objectives import Advantages, Ascent, Batch
 from infalign.training.solvers.base import Shaped
 from infalign.training.solvers.on_policy import OnPolicy
 
