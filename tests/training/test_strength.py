@@ -1,7 +1,8 @@
 """The strength of a policy: the KL asked for and the gain as served, exactly, on a model whose laws are known."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
+from math import perm
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from enumerable import Enumerable
 
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
-from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, Standard, WorstOfN
+from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, Standard, WorstOfN, is_extreme
 from infalign.method.transforms import Exponential
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.pretrained import add_network_guide, load_policy
@@ -97,25 +98,42 @@ def test_the_reference_is_kept_where_rollouts_tell_nothing(case: Enumerable, tmp
 @pytest.mark.parametrize("procedure", [Standard(), BestOfN(3), WorstOfN(2), RewindAndRepeat(0.5, 3)])
 @pytest.mark.parametrize("binary", [True, False])
 def test_the_gain_is_that_of_what_is_served(procedure: Served, binary: bool) -> None:
-    """By all draws of a law over six rollouts, with ties, against all of the reference."""
+    """By all draws of a law over six rollouts, with ties, against all of the reference; of N by all sets of N."""
     rewards = np.array([0.0, 1, 0, 1, 1, 0]) if binary else np.array([2.0, 0, 3, 3, 5, 1])
     weights = np.array([1.0, 2, 3, 1, 2, 4])
 
     def served(law: Array) -> Array:
         """Return the probability that each rollout's reward is served, by all draws."""
         found, draws = np.zeros(6), getattr(procedure, "n", 1)
-        for drawn in product(range(6), repeat=draws):
+        sets = permutations(range(6), draws) if is_extreme(procedure) else product(range(6), repeat=draws)
+        chance = 1 / perm(6, draws) if is_extreme(procedure) else 1.0
+        for drawn in sets:
             values = rewards[[*drawn]]
             if isinstance(procedure, RewindAndRepeat):
                 passing = np.flatnonzero(values >= np.quantile(rewards, 0.5))
                 which = passing[0] if passing.size else draws - 1
             else:
                 which = values.argmin() if isinstance(procedure, WorstOfN) else values.argmax()
-            found[drawn[which]] += law[[*drawn]].prod()
+            found[drawn[which]] += chance * law[[*drawn]].prod()
         return found
 
-    policy, base = served(weights / weights.sum()), served(np.full(6, 1 / 6))
+    weights *= 1.0 if is_extreme(procedure) else 1 / weights.sum()
+    policy, base = served(weights), served(np.ones(6) if is_extreme(procedure) else np.full(6, 1 / 6))
+    if is_extreme(procedure):  # the last value has what is left of 1
+        last = np.flatnonzero(rewards == (rewards.max() if isinstance(procedure, BestOfN) else rewards.min()))
+        policy[last[0]] += 1.0 - policy.sum()
     wins = (rewards[:, None] > rewards) + 0.5 * (rewards[:, None] == rewards)
     worth = rewards if binary else wins @ base
     expected = float((policy - base) @ worth)
     assert served_gain(rewards, weights, procedure, binary=binary) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("procedure", [BestOfN(4), WorstOfN(4), BestOfN(8), WorstOfN(8)])
+def test_weights_that_are_noise_gain_nothing(procedure: Served) -> None:
+    """Of a law that has nothing to do with the rewards, right or wrong as they are; the mean over prompts is 0."""
+    rng = np.random.default_rng(0)
+    rewards = rng.random((4000, 16)) < rng.beta(1, 1, (4000, 1))
+    weights = np.exp(rng.normal(-0.125, 0.5, rewards.shape))
+    pairs = zip(rewards.astype(float), weights, strict=True)
+    gains = [served_gain(rewards_K, weight_K, procedure, binary=True) for rewards_K, weight_K in pairs]
+    assert abs(np.mean(gains)) < 3 * np.std(gains) / np.sqrt(len(gains))

@@ -100,6 +100,7 @@ class _Trained:
         """Return the value by the rate at ``kl``, or at what can be spent, less the price of what exceeds it.
 
         The price is what a nat adds. So a mean KL that is off, as rates are not those of the mixture, changes little.
+        Where the KL jumps between two β, some prompts have the policy of the one and some that of the other.
         """
         above = int(np.argmax(self.kls > kl))
         if above == 0:
@@ -107,8 +108,11 @@ class _Trained:
         between = slice(above - 1, above + 1)
         (nats,), (gained,) = np.diff(self.kls[between]), np.diff(self.values[between])
         share = (kl - self.kls[above - 1]) / nats
-        value, spent = self._by_rate((1.0 - share) * self.shifts[above - 1] + share * self.shifts[above])
-        return np.asarray(value - gained / nats * (spent - kl))
+        shares = np.array([1.0 - share, share])
+        one = self._by_rate(np.tensordot(shares, self.shifts[between], 1))
+        some = np.tensordot(shares, [self._by_rate(shift) for shift in self.shifts[between]], 1)  # either, by prompt
+        priced = [value - gained / nats * (spent - kl) for value, spent in (one, some)]
+        return np.asarray(max(priced, key=lambda value_R: (self.counts.shares @ value_R @ self.counts.mixture)))
 
 
 @lru_cache(maxsize=64)

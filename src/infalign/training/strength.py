@@ -16,11 +16,13 @@ from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.kl import kl_from_reference_samples
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
-from infalign.method.procedures import Served, distortion
+from infalign.method.procedures import Served, distortion, is_extreme
 from infalign.training.offline_trainer import FittedPolicy, held_out_rollouts, seen_rollouts
 
 STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tried in this order, up to the budget
 MIN_EFFECTIVE_ROLLOUTS = 50.0  # fewer say nothing of a KL, which from 5 nats on they underestimate
+CLOSE = 1.05  # of the budget, at most
+MOST_LOG_WEIGHT = 50.0  # where e^h would soon overflow; the rollouts then tell nothing
 CONFIDENCE = 0.8  # of an interval with two ends: 90 % for its lower one
 
 
@@ -100,8 +102,12 @@ def _up_to_budget(tried: Callable[[float], Tried], budget: float) -> list[Tried]
             continue
         # the KL is nearly a power of the strength, near 0 the square
         below = known[-1] if known and known[-1].kl > 0 else Tried(strength / 2, found.kl / 4, found.gain, 1.0)
-        power = np.log(found.strength / below.strength) / np.log(found.kl / below.kl)
-        known.append(tried(float(found.strength * (budget / found.kl) ** power)))
+        for _ in range(3):
+            power = np.log(found.strength / below.strength) / np.log(found.kl / below.kl)
+            found = tried(float(found.strength * (budget / found.kl) ** power))
+            if found.kl <= CLOSE * budget:
+                known.append(found)
+                break
         break
     return known
 
@@ -119,24 +125,42 @@ def _measure(
     binary = bool(np.isin(rewards_R, (0.0, 1.0)).all())
     for _, of_prompt in groupby(rows, key=itemgetter("prompt_id")):
         own = slice(first, first := first + len([*of_prompt]))
-        gain_P.append(served_gain(rewards_R[own], np.exp(h_R[own] - h_R[own].max()), procedure, binary=binary))
+        gain_P.append(served_gain(rewards_R[own], np.exp(h_R[own].clip(max=MOST_LOG_WEIGHT)), procedure, binary=binary))
     needed = min(MIN_EFFECTIVE_ROLLOUTS, len(rows) / 4)
     return float(kl_R.mean()), estimate(gain_P, confidence=CONFIDENCE), float(effective / needed)
 
 
 def served_gain(rewards_K: Array, weight_K: Array, procedure: Served, *, binary: bool) -> float:
-    """Return what a law over K rollouts of the reference, by their weights, gains over it when both are served.
+    """Return what a law over K rollouts of the reference, by importance weights, gains over it when both are served.
 
-    The gain is in the win rate against the reference, or in the share of successes where rewards are ``binary``.
+    The gain is in the win rate against the reference, or in the share of successes where rewards are ``binary``. For
+    the best or the worst of N it is the mean over all sets of N rollouts, which is unbiased; what weights of a law over
+    the rollouts would serve is not, as N of them may be one rollout.
     """
     values, place_K = np.unique(rewards_K, return_inverse=True)
 
-    def served(mass_K: Array) -> Array:
+    def served(weight_K: Array) -> Array:
         """Return the probability that each value is served."""
+        if is_extreme(procedure) and procedure.n <= weight_K.size:
+            best, last = procedure.sign > 0, len(values) - 1
+            outside_VK = (np.arange(last)[:, None] < place_K) == best  # of what is at most, or at least, a value
+            apart = mean_product(np.where(outside_VK, 0.0, weight_K), procedure.n)
+            return np.diff(np.r_[0.0, apart, 1.0] if best else np.r_[0.0, 1.0 - apart, 1.0])
+        mass_K = weight_K / weight_K.sum()
         below = np.append(0.0, np.bincount(place_K, mass_K).cumsum().clip(max=1.0))
         h = distortion(procedure, lambda u: mass_K[rewards_K < np.quantile(rewards_K, u)].sum())
         return np.diff(h.distortion(below))
 
-    policy, reference = served(weight_K / weight_K.sum()), served(np.full(rewards_K.size, 1.0 / rewards_K.size))
+    policy, reference = served(weight_K), served(np.ones(rewards_K.size))
     worth = values if binary else reference.cumsum() - reference / 2.0
     return float((policy - reference) @ worth)
+
+
+def mean_product(weight_VK: Array, n: int) -> Array:
+    """Return the mean of the products of all sets of ``n`` of K weights, (V,): e_n(w)/C(K, n), one after the other."""
+    of = np.arange(1, n + 1)
+    mean = np.zeros((len(weight_VK), n + 1))
+    mean[:, 0] = 1.0
+    for k, weight_V in enumerate(weight_VK.T, 1):
+        mean[:, 1:] = np.maximum(1.0 - of / k, 0.0) * mean[:, 1:] + of / k * weight_V[:, None] * mean[:, :-1]
+    return np.asarray(mean[:, n])
