@@ -153,19 +153,36 @@ def test_a_folder_that_is_not_empty_is_kept(model: str, rollouts: Rollouts, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("make", [lambda r: tilted(r, "exp:10", kl=0.3), lambda r: best_of(r, 2)])
-def test_prompts_that_the_reward_leaves_out_are_as_if_they_were_not_there(
-    model: str, rollouts: Rollouts, make: Any
-) -> None:
+@pytest.mark.parametrize("make", [lambda r: tilted(r, "exp:10", kl=0.3), lambda r: best_of(r, 4)])
+def test_prompts_that_the_reward_leaves_out_are_as_if_they_were_not_there(model: str, make: Any) -> None:
     """A row of NaN stays one in the law, changes no other, and its prompt is not trained on."""
-    rewards = score(vowels, rollouts)
+    rollouts = sample(model, [f"What is {n} + {n}?" for n in range(40)], 8, max_new_tokens=1)
+    rewards = score(lambda responses: [float(text[:1] < "N") for text in responses], rollouts)
     rewards[[0, 5]] = np.nan
     kept = ~np.isnan(rewards).any(axis=1)
     law, of_kept = make(rewards), make(rewards[kept])
     np.testing.assert_array_equal(law.log_ratios_PK[kept], of_kept.log_ratios_PK)
     assert np.isnan(law.log_ratios_PK[~kept]).all()
     some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, 8)))
-    assert equal(weights(fit(model, rollouts, law, **HOW)), weights(fit(model, some, of_kept, **HOW)))
+    found = weights(fit(model, rollouts, law, **HOW))
+    assert equal(found, weights(fit(model, some, of_kept, **HOW)))
+    assert not equal(found, weights(model))
     rewards[1, 0] = np.nan
     with pytest.raises(DataError, match="rewards must be finite"):
         make(rewards)
+
+
+def test_rollouts_of_another_model_are_refused(model: str, rollouts: Rollouts) -> None:
+    """By the log-probabilities that they were drawn with, or tokens that it does not have."""
+    other, tokenizer = Policy.of(model)
+    torch.nn.init.normal_(other.get_input_embeddings().weight, std=3.0)
+    with pytest.raises(DataError, match="of another model: their log-probabilities differ"):
+        fit((other, tokenizer), rollouts, tilted(score(vowels, rollouts), "raw", kl=0.1), **HOW)
+
+
+def test_a_policy_that_gains_nothing_is_the_reference_and_that_is_said(model: str, rollouts: Rollouts) -> None:
+    """With rewards that are noise."""
+    law = tilted(np.random.default_rng(0).normal(size=(12, 8)), "raw", kl=0.1)
+    with pytest.warns(UserWarning, match="the policy is the reference"):
+        policy = fit(model, rollouts, law, **HOW)
+    assert equal(weights(policy), weights(model))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import permutations, product
-from math import perm
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,6 @@ def test_the_gain_is_that_of_what_is_served(procedure: Served, binary: bool) -> 
         """Return the probability that each rollout's reward is served, by all draws."""
         found, draws = np.zeros(6), getattr(procedure, "n", 1)
         sets = permutations(range(6), draws) if is_extreme(procedure) else product(range(6), repeat=draws)
-        chance = 1 / perm(6, draws) if is_extreme(procedure) else 1.0
         for drawn in sets:
             values = rewards[[*drawn]]
             if isinstance(procedure, RewindAndRepeat):
@@ -114,14 +112,10 @@ def test_the_gain_is_that_of_what_is_served(procedure: Served, binary: bool) -> 
                 which = passing[0] if passing.size else draws - 1
             else:
                 which = values.argmin() if isinstance(procedure, WorstOfN) else values.argmax()
-            found[drawn[which]] += chance * law[[*drawn]].prod()
+            found[drawn[which]] += law[[*drawn]].prod()
         return found
 
-    weights *= 1.0 if is_extreme(procedure) else 1 / weights.sum()
-    policy, base = served(weights), served(np.ones(6) if is_extreme(procedure) else np.full(6, 1 / 6))
-    if is_extreme(procedure):  # the last value has what is left of 1
-        last = np.flatnonzero(rewards == (rewards.max() if isinstance(procedure, BestOfN) else rewards.min()))
-        policy[last[0]] += 1.0 - policy.sum()
+    policy, base = (law / law.sum() for law in map(served, (weights, np.ones(6))))
     wins = (rewards[:, None] > rewards) + 0.5 * (rewards[:, None] == rewards)
     worth = rewards if binary else wins @ base
     expected = float((policy - base) @ worth)

@@ -112,7 +112,7 @@ class _Trained:
         one = self._by_rate(np.tensordot(shares, self.shifts[between], 1))
         some = np.tensordot(shares, [self._by_rate(shift) for shift in self.shifts[between]], 1)  # either, by prompt
         priced = [value - gained / nats * (spent - kl) for value, spent in (one, some)]
-        return np.asarray(max(priced, key=lambda value_R: (self.counts.shares @ value_R @ self.counts.mixture)))
+        return np.asarray(max(priced, key=lambda value_R: self.counts.shares @ value_R @ self.counts.mixture))
 
 
 @lru_cache(maxsize=64)

@@ -91,8 +91,9 @@ def of_rewarded(make: MakesLaw) -> MakesLaw:
 def best_of(rewards_PK: ArrayLike, n: int) -> Law:
     """Return the law of what Best-of-``n`` serves of the K rollouts, the mean over all sets of n; ties share it.
 
-    Its KL approaches log n − (n − 1)/n nats, and log at β = 1/(n − 1) is the shaping whose optimum it is. Raises
-    ConfigError for n < 2, DataError for fewer rollouts than n and for rewards that are not finite.
+    Where rewards do not tie, its KL is log n − (n − 1)/n nats and log at β = 1/(n − 1) the shaping whose optimum it is;
+    where they do, that shaping goes further. Raises ConfigError for n < 2, DataError for fewer rollouts than n and for
+    rewards that are not finite.
 
     >>> np.exp(best_of([[0.1, 0.5, 0.3]], 2).log_ratios_PK).round(3)  # its probabilities × K
     array([[0., 2., 1.]])
@@ -102,6 +103,7 @@ def best_of(rewards_PK: ArrayLike, n: int) -> Law:
     rewards = reward_table(rewards_PK)
     with np.errstate(divide="ignore"):
         log_ratios_PK = np.log(BestOfN(n).weights(rewards) * rewards.shape[1])
-    tied = bool(tied_prompts(np.sort(rewards, axis=1)).any())
-    kl = float(kl_div(np.exp(log_ratios_PK), 1.0).mean()) if tied else float(np.log(n) - (n - 1) / n)
-    return Law(log_ratios_PK, rewards, Log().shaping, 1.0 / (n - 1), kl, "rollouts" if tied else "ranks")
+    tied_P = tied_prompts(np.sort(rewards, axis=1))
+    kl_P = np.where(tied_P, kl_div(np.exp(log_ratios_PK), 1.0).mean(axis=1), np.log(n) - (n - 1) / n)
+    over: Measure = "rollouts" if tied_P.any() else "ranks"
+    return Law(log_ratios_PK, rewards, Log().shaping, 1.0 / (n - 1), float(kl_P.mean()), over)

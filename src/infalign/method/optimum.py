@@ -162,7 +162,7 @@ def optimum(
     pair = _pair_of(rewards) if smoothed else None
     references = [np.sort(row) for row in rewards]
     laws = Classes.of(references, served, objective, pair)
-    found_beta = beta if beta is not None else laws.beta_at(float(kl or 0.0))
+    found_beta = float(beta) if beta is not None else laws.beta_at(float(kl or 0.0))
     solved, raised, shaping = laws.solve(found_beta), None, Optimal(served, found_beta, objective, pair)
     if kl is not None and laws.mean(solved.kl) < 0.95 * kl:
         raised = laws.raised(found_beta, kl)
@@ -186,10 +186,11 @@ def optimum(
     )
 
 
-def _pair_of(rewards_PK: Sequence[Array] | Array) -> Pair:
-    """Return the two values of rewards that have two, otherwise 0 and 1."""
-    values = np.unique(np.concatenate([*rewards_PK]))
-    return (float(values[0]), float(values[1])) if values.size == 2 else (0.0, 1.0)
+def _pair_of(rewards_PK: Sequence[Array] | Array) -> Pair | None:
+    """Return the two values of rewards that have two, 0 and 1 for all equal ones of these; None for others."""
+    values = {*np.unique(np.concatenate([*rewards_PK])).tolist()}
+    low, high = (*sorted(values), 0.0, 1.0)[:2] if len(values) == 2 else (0.0, 1.0)
+    return (low, high) if values <= {low, high} else None
 
 
 def _by_ranks(procedure: Served | str) -> RankProcedure:

@@ -147,6 +147,8 @@ def sample(
 
 def read_prompts(prompts: AnyPrompts) -> pa.Table:
     """Return prompts as the table `Rollouts.asked`, without token ids. Raises DataError for what is no prompt."""
+    if isinstance(prompts, str) or hasattr(prompts, "iterrows"):
+        raise DataError("prompts are a list of texts, of conversations or of rows (of a DataFrame: to_dict('records'))")
     rows = [one if isinstance(one, Mapping) else {"prompt": one} for one in prompts]
     examples = [parse_example(row, f"prompt {place}") for place, row in enumerate(rows)]
     if not examples:

@@ -25,6 +25,7 @@ from infalign.models.pretrained import is_adapter
 from infalign.models.settings import Compute, Scratch
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
+from infalign.sampling.settings import MOST_PROMPTS
 from infalign.steps.data import HELD_OUT_PAIRS, split
 from infalign.steps.run import DRAWN, Pass, Run
 
@@ -77,11 +78,11 @@ def within_minutes(recipe: Recipe) -> Recipe:
     ConfigError where the time cannot be estimated.
     """
     rollout, recorded = recipe.rollout, Path(recipe.run_dir) / "recipe.yaml"
-    if rollout.minutes is None:
-        return recipe
+    if rollout.minutes is None or rollout.prompts != MOST_PROMPTS:  # a number that is given is obeyed
+        return recipe.model_copy(update={"rollout": rollout.model_copy(update={"minutes": None})})
     known = load_recipe(recorded).rollout if recorded.is_file() else None
     if known is not None and known.minutes == rollout.minutes:
-        fitting = min(rollout.prompts, known.prompts)
+        fitting = known.prompts
     else:
         run, named = Run.of(recipe), (recipe.data.sources, recipe.data.test)
         local = [

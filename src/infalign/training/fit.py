@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,9 @@ from infalign.sampling.sample import AnyPrompts, Rollouts, check_folder, read_pr
 from infalign.sampling.settings import Rollout
 from infalign.training.output_folder import Job, Target
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.base import Inputs, RecipeFacts, Solver
+from infalign.training.solvers.base import History, Inputs, RecipeFacts, Solver
+
+MOST_APART = 0.5  # nats, on average, between an engine's log-probabilities and ours
 
 
 def fit(
@@ -46,14 +49,16 @@ def fit(
 
     ``solver`` and ``settings`` are those of a recipe's policies, such as ``loss`` or ``guide={"lora": {}}``, and of its
     ``fit``, such as ``epochs``, ``learning_rate`` or ``lora={"rank": 8}``, with the same defaults. The policy is in
-    memory, and with a ``folder``, new or empty, saved there. Prompts whose rewards are NaN are left out.
+    memory, and with a ``folder``, new or empty, saved there. Prompts whose rewards are NaN are left out. A tenth of the
+    prompts is held out: on these the strength is chosen that gains most when the law's procedure serves it, up to the
+    KL of the law. Where none gains significantly the policy is the reference, and a UserWarning says so.
 
-    Raises ConfigError for a solver that does not read rollouts, DataError for a law of other rollouts and for rewards
-    that do not differ within any prompt.
+    Raises ConfigError for a solver that does not read rollouts, DataError for a law of other rollouts, rollouts of
+    another model, and rewards that do not differ within any prompt.
 
-    >>> rollouts = sample(MODEL, [f"What is {n} + {n}?" for n in range(10)], k=8, max_new_tokens=4)
-    >>> law = tilted(score(lambda responses: [len(set(text)) for text in responses], rollouts), "raw", kl=0.1)
-    >>> fit(MODEL, rollouts, law, epochs=2, learning_rate=1e-3)
+    >>> rollouts = sample(MODEL, [f"What is {n} + {n}?" for n in range(40)], k=16, max_new_tokens=1)
+    >>> law = tilted(score(lambda responses: [text[:1] < "N" for text in responses], rollouts), "raw", kl=0.1)
+    >>> fit(MODEL, rollouts, law, epochs=4, learning_rate=1e-2)
     Policy(LlamaForCausalLM, 8,144 parameters)
     """
     seed, chosen = settings.pop("seed", 0), _read(solver, settings, law)
@@ -65,7 +70,7 @@ def fit(
     own, kept = _rewarded(law, (rollouts.asked.num_rows, rollouts.k))
     some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, rollouts.k)))
 
-    def train(reference: str, job: Job) -> object:
+    def train(reference: str, job: Job) -> History:
         rows = partial(_rows, reference, some)
         return chosen.train(Inputs(reference, reference, law.procedure, {"reference": reference}, rows), own, job)
 
@@ -106,7 +111,7 @@ def fit_online(
     ]
     scored = load_reward(reward)
 
-    def train(reference: str, job: Job) -> object:
+    def train(reference: str, job: Job) -> History:
         from infalign.training.on_policy_trainer import Problem
 
         problem = Problem(reference, load_tokenizer(reference, padding_side="left"), rows, scored, longest)
@@ -125,8 +130,16 @@ def _rows(reference: str, rollouts: Rollouts, policy: Solver) -> Sequence[dict[s
     prompt_ids, asked = repeated(prompts.prompt_ids, k), repeated(prompts.token_ids, k)
     said = listed(rollouts.drawn, "token_ids")
     model, _ = load_policy(reference, device=Compute().torch_device())
+    if max(map(max, said)) >= model.config.get_text_config().vocab_size:
+        raise DataError(f"the rollouts are of another model: {reference} has fewer tokens; give the one they are of")
     with shown("reference") as report:
         found = response_logprobs(model, asked, said, bf16=policy.fit.bf16, on_progress=report)
+    apart = np.abs(np.subtract(found, rollouts.drawn["logprob"].to_numpy()))
+    if np.nanmean(apart) > MOST_APART:
+        raise DataError(
+            f"the rollouts are of another model: their log-probabilities differ by {np.nanmean(apart):.2g} nats from "
+            f"those of {reference}; give the model that they were drawn from"
+        )
     names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob")
     return Lazy(len(said), lambda i: dict(zip(names, (prompt_ids[i], asked[i], said[i], found[i]), strict=True)))
 
@@ -156,7 +169,7 @@ def _rewarded(law: Law, shape: tuple[int, int]) -> tuple[Law, Any]:
     return own, kept
 
 
-def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callable[[str, Job], object]) -> Policy:
+def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callable[[str, Job], History]) -> Policy:
     """Return the policy that ``train`` makes of the reference, a folder or hub id; a loaded one is written first."""
     own = None if folder is None else Path(folder).absolute()
     if own is not None:
@@ -172,5 +185,12 @@ def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callabl
                 part.save_pretrained(reference)
         target = Target(place / "training", own or place / "policy", seed, Compute(), ())
         with target.job(report) as job:
-            train(reference, job)
-        return Policy.of(target.model)
+            log = train(reference, job)
+        policy = Policy.of(target.model)
+    if log[-1].get("strength") == 0:
+        warnings.warn(
+            "what was learned gains nothing significant on held-out prompts, so the policy is the reference; use more "
+            "prompts, or another learning_rate",
+            stacklevel=3,
+        )
+    return policy

@@ -22,7 +22,7 @@ from infalign.training.offline_trainer import FittedPolicy, held_out_rollouts, s
 STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tried in this order, up to the budget
 MIN_EFFECTIVE_ROLLOUTS = 50.0  # fewer say nothing of a KL, which from 5 nats on they underestimate
 CLOSE = 1.05  # of the budget, at most
-MOST_LOG_WEIGHT = 50.0  # where e^h would soon overflow; the rollouts then tell nothing
+LEAST_LOG_WEIGHT = -10.0  # beside the largest of a prompt's, so that products do not vanish
 CONFIDENCE = 0.8  # of an interval with two ends: 90 % for its lower one
 
 
@@ -125,7 +125,11 @@ def _measure(
     binary = bool(np.isin(rewards_R, (0.0, 1.0)).all())
     for _, of_prompt in groupby(rows, key=itemgetter("prompt_id")):
         own = slice(first, first := first + len([*of_prompt]))
-        gain_P.append(served_gain(rewards_R[own], np.exp(h_R[own].clip(max=MOST_LOG_WEIGHT)), procedure, binary=binary))
+        gain_P.append(
+            served_gain(
+                rewards_R[own], np.exp((h_R[own] - h_R[own].max()).clip(min=LEAST_LOG_WEIGHT)), procedure, binary=binary
+            )
+        )
     needed = min(MIN_EFFECTIVE_ROLLOUTS, len(rows) / 4)
     return float(kl_R.mean()), estimate(gain_P, confidence=CONFIDENCE), float(effective / needed)
 
@@ -134,8 +138,9 @@ def served_gain(rewards_K: Array, weight_K: Array, procedure: Served, *, binary:
     """Return what a law over K rollouts of the reference, by importance weights, gains over it when both are served.
 
     The gain is in the win rate against the reference, or in the share of successes where rewards are ``binary``. For
-    the best or the worst of N it is the mean over all sets of N rollouts, which is unbiased; what weights of a law over
-    the rollouts would serve is not, as N of them may be one rollout.
+    the best or the worst of N it is the mean over all sets of N rollouts by the products of their weights. What N draws
+    of a law over the rollouts would serve is biased, as several of them may be one rollout: weights that are noise
+    would gain for the worst of N.
     """
     values, place_K = np.unique(rewards_K, return_inverse=True)
 
@@ -143,8 +148,9 @@ def served_gain(rewards_K: Array, weight_K: Array, procedure: Served, *, binary:
         """Return the probability that each value is served."""
         if is_extreme(procedure) and procedure.n <= weight_K.size:
             best, last = procedure.sign > 0, len(values) - 1
-            outside_VK = (np.arange(last)[:, None] < place_K) == best  # of what is at most, or at least, a value
+            outside_VK = (np.arange(last)[:, None] < place_K) == best  # of what is at most, or above, each value
             apart = mean_product(np.where(outside_VK, 0.0, weight_K), procedure.n)
+            apart /= mean_product(weight_K[None], procedure.n)
             return np.diff(np.r_[0.0, apart, 1.0] if best else np.r_[0.0, 1.0 - apart, 1.0])
         mass_K = weight_K / weight_K.sum()
         below = np.append(0.0, np.bincount(place_K, mass_K).cumsum().clip(max=1.0))
