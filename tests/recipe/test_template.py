@@ -122,7 +122,7 @@ def test_data_without_pairs_needs_a_reward_and_has_no_judge(main: Any, project: 
 @pytest.fixture
 def questions(project: Path) -> Path:
     """Return the working directory with questions, a checker, and functions that are none."""
-    rows = [{"prompt": f"What is {n} + {n}?", "answer": f"{2 * n}"} for n in range(60)]
+    rows = [{"prompt": f"What is {n} + {n}?", "completion": f"{n}", "answer": f"{2 * n}"} for n in range(60)]
     Path("questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     Path("my_checker.py").write_text(
         "def check(responses, answer):\n    return [len(r) % 2 == int(a) % 3 for r, a in zip(responses, answer)]\n"

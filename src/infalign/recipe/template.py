@@ -61,6 +61,8 @@ def write_first_recipe(
         recipe["data"].insert(0, key, value)
     if policy != "scratch":
         recipe["policy"]["model"] = policy
+    elif examples and not any(example.chosen for example in examples):
+        raise ConfigError(f"{data} has no responses to tune a new model on; give rows a completion, or name a model")
     if not has_pairs:
         del recipe["judge"]
     aware, evaluate, checked = recipe["policies"]["aware"], recipe["evaluate"], False
@@ -75,7 +77,7 @@ def write_first_recipe(
     if checked:
         evaluate["truth"] = "reward"
         recipe.yaml_add_eol_comment("the checker says what is right: the report has pass@k", "evaluate", 0)
-        recipe["rollout"] |= {} if policy == "scratch" else {"prompts": 512, "max_new_tokens": 256}
+        recipe["rollout"] |= {} if policy == "scratch" else {"max_new_tokens": 256}
     _fit_context(recipe, policy)
     kl_budget = (0.1 if checked else 0.6) if kl_budget is None else kl_budget
     ranked = best_named(procedure, kl_budget, recipe["rollout"]["k"])
