@@ -52,10 +52,10 @@ OVERSPENDS = tuple(f"policies.aware.{key}" for key in ("fit.learning_rate=0.1", 
         "judge": ("reward-model", "judge", "than chance", "judge.fit.learning_rate=1e-9"),
         "fine-tuning has one step": ("sft", "sft", "at learning rate 0", "policy.fit.batch_size=1000"),
         "most prompts are too long": ("data", "data", "too long", "data.max_prompt_tokens=36"),
-        "most prompts teach nothing": ("calibrate", "calibrate", "prompts teach nothing", *OFTEN_CONSTANT),
+        "most prompts teach little": ("calibrate", "calibrate", "prompts teach little", *OFTEN_CONSTANT),
         "many times the budget": ("evaluate", "evaluate-aware", "lower its fit.learning_rate", *OVERSPENDS),
     },
-    brief=("most prompts teach nothing",),
+    brief=("most prompts teach little",),
 )
 def finds(lab: Lab, until: str, unit: str, words: str, *changes: str) -> Seen:
     """A step's result is worth little → A warning below the step, with a suggested fix."""

@@ -154,7 +154,7 @@ def _of_rewards(recipe: Recipe, record: Record) -> Iterator[str]:
     same, prompts = summary.get("degenerate_prompts", 0), summary.get("prompts", 0)
     if MOST * prompts < same < prompts:
         yield (
-            f"{same:,} of {prompts:,} prompts teach nothing because all their rollouts have the same reward; raise "
+            f"{same:,} of {prompts:,} prompts teach little because all their rollouts have the same reward; raise "
             "rollout.k, or use a reward that distinguishes responses"
         )
 
