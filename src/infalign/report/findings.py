@@ -17,6 +17,7 @@ from infalign.training.solvers.base import KL_TOLERANCE
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
 FEW_STEPS = 10  # the first optimizer step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
+ROUNDING = 1e-9  # nats, of a policy that is the reference
 CHANCE = 0.5  # the accuracy of a coin
 
 
@@ -184,7 +185,7 @@ def _of_strength(recipe: Recipe, summary: Summary) -> Iterator[str]:
 def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
     kl = record["summary"].get("kl", 0.0)
     policy = recipe.policies.get(record["subject"])  # a policy trained elsewhere has no budget here
-    if kl == 0 or policy is None:
+    if kl == 0 or policy is None or (policy.has_objective and kl < ROUNDING):  # its training said what it kept
         return
     aim, budget = policy.aim(recipe.procedure), policy.budget
     law = aim.rank_law() if budget is None and aim is not None else None
