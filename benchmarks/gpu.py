@@ -54,7 +54,7 @@ SHAPES = {  # SmolLM2's and Qwen3's
 }
 LARGEST, TINY = "4B", (64, 96, 2, 2, 1, 32, 300)
 WHOLE = "reference, all trained"
-FORMS = WHOLE, "adapter", "guide, adapter"  # rows of guides.py
+FORMS = WHOLE, "adapter"  # rows of guides.py
 Works = dict[str, Callable[[], str]]
 ENGINES = SharedPrefixEngine, TransformersEngine
 DATA = {"demo": "[{sums: 10000}]", "preferences": "[{world: 500}]"}
@@ -71,7 +71,7 @@ class Small:
     """A random model in one precision, and what it drew."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
-        shape = Scratch(vocabulary=300, hidden=128, layers=4, heads=2, context=256)
+        shape = Scratch(vocabulary=300, hidden=128, layers=4, context=256)
         self.folder, self.dtype, self.tokenizer = folder, dtype, train_tokenizer(["How do I bake bread?"] * 9, shape)
         for path in (folder, folder / "reward"):
             self.tokenizer.save_pretrained(path)

@@ -76,7 +76,7 @@ class Material:
     def guided(self) -> GuidedForCausalLM:
         """Return the model with a guide beside it."""
         return GuidedForCausalLM.with_side_network(
-            self.model, hidden=192, layers=2, heads=3, reads=3, top_tokens=TOP_TOKENS
+            self.model, hidden=192, layers=2, reads=3, top_tokens=TOP_TOKENS
         ).eval()
 
     def heads(self) -> list[ClassifierReward]:
@@ -171,7 +171,7 @@ def on_guide(material: Material) -> Work:
 
 def on_trunk(material: Material) -> Work:
     """Return the training of a guide with a small trunk of its own, over the reference's top tokens."""
-    config, small = material.model.config, Scratch(hidden=128, layers=3, heads=4, context=512)
+    config, small = material.model.config, Scratch(hidden=128, layers=3, context=512)
     trunk = new_policy(small, material.tokenizer, seed=0).base_model
     model = GuidedForCausalLM.with_network(material.model, trunk, top_tokens=TOP_TOKENS)
     return stored_training(material, model, [config.num_hidden_layers], 0, TOP_TOKENS)

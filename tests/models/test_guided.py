@@ -24,7 +24,7 @@ from infalign.sampling.transformers import TransformersEngine
 PROMPT = [5, 6, 7, 8]
 
 
-FORMS = pytest.mark.parametrize("form", ["network", "network, top tokens", "lora", "side", "side, top tokens"])
+FORMS = pytest.mark.parametrize("form", ["network", "network, top tokens", "side", "side, top tokens"])
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +38,8 @@ def policy(folder: Path, form: str, *, strength: float) -> tuple[GuidedForCausal
     (reference, tokenizer), (inside, _) = load_policy(folder), load_policy(folder)
     torch.manual_seed(0)
     top_tokens = 20 if "top" in form else 0
-    if form == "lora":
-        model = GuidedForCausalLM.with_lora(inside, rank=4, alpha=8.0)
-    elif form.startswith("side"):
-        shape = {"hidden": 8, "layers": 1, "heads": 2, "reads": 2}
+    if form.startswith("side"):
+        shape = {"hidden": 8, "layers": 1, "reads": 2}
         model = GuidedForCausalLM.with_side_network(inside, **shape, top_tokens=top_tokens)
     else:
         model = add_network_guide(folder, inside, tokenizer, top_tokens=top_tokens)
@@ -72,9 +70,8 @@ def test_only_the_guide_is_trained(folder: Path, form: str) -> None:
     model(torch.tensor([PROMPT])).logits.square().sum().backward()
     with_gradient = {name for name, weight in model.named_parameters() if weight.grad is not None}
     assert with_gradient == {name for name, weight in model.named_parameters() if weight.requires_grad}
-    own = {name for name in with_gradient if not name.startswith("reference.")}
-    assert (len(own) > 2, all(".lora_" in name for name in with_gradient - own)) == (True, True)
-    assert (form == "lora") == bool(with_gradient - own)
+    assert len(with_gradient) > 2
+    assert not any(name.startswith("reference.") for name in with_gradient)
 
 
 @FORMS

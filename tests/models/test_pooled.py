@@ -22,7 +22,7 @@ from infalign.rewards.classifier import ClassifierReward, share_passes
 from infalign.training.common import save_model
 from infalign.training.frozen_head import fit_head, fit_weights, pooled_states, prompt_folds
 
-SCRATCH = Scratch(vocabulary=300, hidden=16, layers=6, heads=2, context=128)
+SCRATCH = Scratch(vocabulary=300, hidden=16, layers=6, context=128)
 LAYER = 4  # on which the preferences depend
 
 

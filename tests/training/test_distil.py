@@ -58,7 +58,7 @@ def test_a_recipe_trains_guides_and_distils_one(tmp_path: Path) -> None:
     settings = micro.settings(tmp_path / "run") | {"judge": micro.GOLD, "report_to": []}
     del settings["gold"]
     plain, fit = settings["policies"]["plain"], settings["policies"]["aware"]["fit"]
-    small, top = {"hidden": 8, "layers": 1, "heads": 2, "reads": 1}, {"top_tokens": 40}
+    small, top = {"hidden": 8, "layers": 1, "reads": 1}, {"top_tokens": 40}
     guides = {
         "aware": settings["policies"]["aware"] | {"guide": {"lora": {"rank": 2}}, "fit": fit | {"bf16": True}},
         "side": plain | {"guide": {"side": small} | top, "fit": fit | {"bf16": True}},

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from infalign.core.settings import Count, Settings
 from infalign.models.conversion import is_gguf
 from infalign.models.pretrained import add_network_guide
-from infalign.models.settings import Adapter
+from infalign.models.settings import Width
 
 TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
 
@@ -33,23 +33,15 @@ class States(NamedTuple):
 class Side(Settings):
     """A small network on the frozen reference's states, which are computed once for all policies that read them."""
 
-    hidden: Count = Field(192, description="its width")
+    hidden: Width = Field(192, description="its width, a multiple of 4; there is an attention head per 64 of it")
     layers: Count = Field(2, description="its layers")
-    heads: Count = Field(3, description="its attention heads")
     reads: Count = Field(3, description="how many layers of the reference it reads, evenly spaced, including the last")
-
-    @model_validator(mode="after")
-    def _whole_heads(self) -> Side:
-        if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 × heads ({self.heads})")
-        return self
 
 
 class Guide(Settings):
     """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
 
     trunk: str = Field("reference", description="what the guide starts from: reference, reward, or a folder or hub id")
-    lora: Adapter | None = Field(None, description="the guide is an adapter on the reference, in memory once")
     side: Side | None = Field(None, description="the guide is a small network that reads the reference's states")
     top_tokens: Count | None = Field(
         None,
@@ -61,12 +53,6 @@ class Guide(Settings):
 
     @model_validator(mode="after")
     def _on_the_reference(self) -> Guide:
-        if self.lora is not None and self.top_tokens is not None:
-            raise ValueError("a guide with lora gives every token its own Q; leave top_tokens out")
-        if self.lora is not None and self.side is not None:
-            raise ValueError("a guide is an adapter (lora) or a small network (side), not both")
-        if self.lora is not None and self.trunk != "reference":
-            raise ValueError(f"a guide with lora needs the trunk reference, found {self.trunk}")
         if self.side is not None and self.trunk != "reference":
             raise ValueError(f"a guide with side needs the trunk reference, found {self.trunk}")
         if is_gguf(self.trunk):
@@ -77,8 +63,6 @@ class Guide(Settings):
         """Return the reference with this guide, untrained; ``trunks`` are the folders of the models of a run."""
         from infalign.models.guided import GuidedForCausalLM
 
-        if self.lora is not None:
-            return GuidedForCausalLM.with_lora(reference, **self.lora.model_dump())
         if self.side is not None:
             side = self.side.model_dump()
             return GuidedForCausalLM.with_side_network(reference, **side, top_tokens=self.top_tokens or 0)

@@ -29,7 +29,7 @@ class Offline(Solver):
     @model_validator(mode="after")
     def _whole_guide(self) -> Offline:
         if self.guide is not None and self.fit.lora is not None:
-            raise ValueError("a guide takes guide.lora; leave fit.lora out")
+            raise ValueError("a guide is trained whole; leave guide or fit.lora out")
         if self.guide is not None and self.fit.gradient_checkpointing:
             raise ValueError(
                 "a guide needs its activations; leave fit.gradient_checkpointing out and lower "
