@@ -112,7 +112,6 @@ TOGETHER = {
     "{solver: ppo, beta: 1, generations: 5}": "fit.batch_size 32 must be a multiple of generations 5",
     "{beta: 1, guide: {}, fit: {lora: {rank: 2}}}": "a guide is trained whole; leave guide or fit.lora out",
     "{beta: 1, guide: {trunk: reward, side: {}}}": "a guide with side needs the trunk reference, found reward",
-    "{beta: 1, guide: {side: {hidden: 6}}}": "Input should be a multiple of 4, found 6",
     "{solver: distil, teacher: nobody}": "teacher is nobody, which is not an offline policy of this recipe",
     "{solver: distil, teacher: online}": "teacher is online, which is not an offline policy of this recipe",
     "{solver: distil, teacher: new}": "teacher is new, which is not an offline policy of this recipe",
@@ -136,6 +135,11 @@ REWARD_TRUNK = {"guide": {"trunk": "reward"}}
             {"solver": "maxk", "kl_budget": 1},
             {"procedure": "2nd-best-of-4"},
             "maxk supports best-of-N and worst-of-N; the procedure is 2nd-best-of-4",
+        ),
+        (
+            {"solver": "qrpo", "beta": 1},
+            {"gold": None, "evaluate": {"truth": "gold"}},
+            "evaluate.truth is gold, but the recipe has no gold",
         ),
     ],
 )

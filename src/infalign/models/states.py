@@ -23,8 +23,8 @@ from infalign.core.sequences import Lazy
 from infalign.core.storage import atomic_path, unwritable
 from infalign.models.guided import states_after
 from infalign.models.logits import Logits
-from infalign.models.logprobs import FEW_TOKENS, TokenIds
 from infalign.models.packed import PackedBatch, StoredStates, can_pack, packed_batches, packing
+from infalign.models.passes import FEW_TOKENS, TokenIds
 from infalign.models.top_tokens import TopTokens
 
 PROMPTS_PER_SHARD = 16

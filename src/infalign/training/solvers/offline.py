@@ -41,7 +41,7 @@ class Offline(Solver):
         """Raise ValueError if a guide has no trunk to start from."""
         super().check(recipe)
         if self.guide is not None and self.guide.trunk == "reward" and not recipe.has_reward_model:
-            raise ValueError("guide.trunk is reward, but the reward is not a model; set it to reference or to a folder")
+            raise ValueError("guide.trunk is reward, but the reward is not a model; set it to reference")
 
     @property
     def label(self) -> str:
