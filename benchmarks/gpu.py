@@ -31,7 +31,6 @@ import torch
 import transformers
 from transformers import LlamaForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
 
-from infalign.models.logprobs import token_logprobs
 from infalign.models.packed import PackedBatch, packing, response_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
@@ -54,7 +53,7 @@ SHAPES = {  # SmolLM2's and Qwen3's
 }
 LARGEST, TINY = "4B", (64, 96, 2, 2, 1, 32, 300)
 WHOLE = "reference, all trained"
-FORMS = WHOLE, "adapter", "guide, adapter"  # rows of guides.py
+FORMS = WHOLE, "adapter"  # rows of guides.py
 Works = dict[str, Callable[[], str]]
 ENGINES = SharedPrefixEngine, TransformersEngine
 DATA = {"demo": "[{sums: 10000}]", "preferences": "[{world: 500}]"}
@@ -71,7 +70,7 @@ class Small:
     """A random model in one precision, and what it drew."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
-        shape = Scratch(vocabulary=300, hidden=128, layers=4, heads=2, context=256)
+        shape = Scratch(vocabulary=300, hidden=128, layers=4, context=256)
         self.folder, self.dtype, self.tokenizer = folder, dtype, train_tokenizer(["How do I bake bread?"] * 9, shape)
         for path in (folder, folder / "reward"):
             self.tokenizer.save_pretrained(path)
@@ -87,18 +86,23 @@ class Small:
         assert apart <= limit, f"{apart:.1e} apart, limit {limit:g}"
         return f"{apart:.1e} apart, limit {limit:g}"
 
+    @torch.inference_mode()
+    def padded(self, responses: Any) -> Any:
+        """Return the log-probabilities of a padded pass."""
+        return PackedBatch.pack(self.asked, responses).to(DEVICE).logprobs(self.model).cpu().numpy()
+
     def engine(self, kind: Callable[..., Engine]) -> str:
         """Compare an engine's log-probabilities with those of a padded pass."""
         engine = kind(self.model, self.tokenizer, Sampling(32))
         draws = [one for i, prompt in enumerate(self.asked[::16]) for one in engine.sample(prompt, str(i), range(16))]
         responses = [one.token_ids for one in draws]
-        found = token_logprobs(self.model, self.asked, responses, batch_tokens=4096)
+        found = self.padded(responses)
         return self.near(found, [one.logprob for one in draws], [*map(len, responses)])
 
     def start(self, form: str) -> str:
         """Compare an untrained policy, by a packed pass, with its reference; take a step, after which it is another."""
         texts, policy = (self.asked, self.responses), guides.FORMS[form](copy.deepcopy(self.model))[0]
-        before = token_logprobs(self.model, *texts, batch_tokens=4096)
+        before = self.padded(self.responses)
         said = self.near(response_logprobs(policy, *texts), before, 32)
         optimizer = torch.optim.AdamW([weight for weight in policy.parameters() if weight.requires_grad], lr=3e-2)
         with packing(policy):

@@ -48,7 +48,7 @@ def with_trunk(base: LlamaForCausalLM) -> GuidedForCausalLM:
 
 def on_states(base: LlamaForCausalLM, top_tokens: int = 0) -> GuidedForCausalLM:
     """Return a guide on the states of three layers, which tells so many tokens apart."""
-    return GuidedForCausalLM.with_side_network(base, hidden=192, layers=2, heads=3, reads=3, top_tokens=top_tokens)
+    return GuidedForCausalLM.with_side_network(base, hidden=192, layers=2, reads=3, top_tokens=top_tokens)
 
 
 def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:
@@ -67,7 +67,6 @@ def last(base: LlamaForCausalLM) -> int:
 FORMS: dict[str, Callable[[LlamaForCausalLM], tuple[Any, int, int]]] = {
     "reference, all trained": lambda base: (base, 0, 0),
     "guide, own trunk": lambda base: (with_trunk(base), 0, 0),
-    "guide, adapter": lambda base: (GuidedForCausalLM.with_lora(base, rank=16, alpha=32.0), 0, 0),
     "guide on states": lambda base: (on_states(base), 0, 0),
     "guide on stored states": lambda base: (on_states(base), 3, 0),
     "  for the likeliest 128": lambda base: (on_states(base, TOP_TOKENS), 3, 0),

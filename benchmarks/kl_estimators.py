@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from infalign.evaluation.kl import rao_blackwell_kl, token_kl
-from infalign.models.logprobs import token_logprobs
+from infalign.models.packed import response_logprobs
 
 VOCABULARY, EOS, LENGTH, PROMPT = 12, 1, 4, [2, 5]
 SAMPLES = 4000
@@ -62,8 +62,7 @@ def spread(noise: float) -> bool:
     reference, policy = pair(noise)
     responses = every_response()
     log_q, log_p = (
-        token_logprobs(model.double(), [PROMPT] * len(responses), responses, batch_tokens=16384)
-        for model in (reference, policy)
+        response_logprobs(model.double(), [PROMPT] * len(responses), responses) for model in (reference, policy)
     )
     exact = np.exp(log_p) @ (log_p - log_q)
     places = np.random.default_rng(0).choice(len(responses), SAMPLES, p=np.exp(log_p) / np.exp(log_p).sum())

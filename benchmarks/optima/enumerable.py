@@ -26,7 +26,7 @@ from infalign.method.laws import Law
 from infalign.method.procedures import BestOfN, Distortion, WorstOfN
 from infalign.method.shapings import Shaping
 from infalign.method.transforms import Transformation, normalized_beta
-from infalign.models.logprobs import token_logprobs
+from infalign.models.packed import response_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.theory import aims
 from infalign.training.common import save_model
@@ -137,7 +137,7 @@ def enumerable(folder: Path, *, seed: int = 0) -> Enumerable:
 
 def _laws(model: Any, prompt_ids: list[list[int]], responses: list[list[int]]) -> Array:
     prompts = [prompt for prompt in prompt_ids for _ in responses]
-    return token_logprobs(model, prompts, responses * len(prompt_ids), batch_tokens=4096)
+    return response_logprobs(model, prompts, responses * len(prompt_ids))
 
 
 # What a method would learn if it could be any distribution

@@ -2,14 +2,13 @@
 
 import itertools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -19,8 +18,7 @@ from transformers import (
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.kl import kl_from_reference_samples, rao_blackwell_kl, token_kl
-from infalign.models.logprobs import completion_logprobs, length_batches, token_logprobs
-from infalign.models.packed import can_pack
+from infalign.models.packed import PackedBatch, can_pack, packing, response_logprobs
 
 VOCABULARY, EOS, PAD = 6, 1, 0
 PROMPTS = [[2], [3, 4, 5, 2], [5, 3]]
@@ -43,15 +41,6 @@ def tiny_llama(seed: int, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
         eos_token_id=EOS,
     )
     return LlamaForCausalLM(config).double()
-
-
-def tiny_gpt2(seed: int = 0) -> GPT2LMHeadModel:
-    """Return a random GPT-2, whose absolute positions notice a row that padding has moved."""
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3, bos_token_id=2, eos_token_id=EOS
-    )
-    return GPT2LMHeadModel(config).double()
 
 
 @pytest.fixture(scope="module")
@@ -84,21 +73,6 @@ def naive_logprob(model: PreTrainedModel, prompt: list[int], completion: Sequenc
     """Return log π(completion | prompt) token by token."""
     rows = [next_logits(model, (*prompt, *completion[:t])) for t in range(len(completion))]
     return sum(row[y] - np.logaddexp.reduce(row) for row, y in zip(rows, completion, strict=True))
-
-
-def padded(side: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return input ids, mask and labels of the module's prompts and completions, padded on one side."""
-    width = max(len(p) + len(c) for p, c in zip(PROMPTS, COMPLETIONS, strict=True))
-    rows = []
-    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
-        gap = width - len(prompt) - len(completion)
-        left, right = (gap, 0) if side == "left" else (0, gap)
-        ids = [PAD] * left + prompt + completion + [PAD] * right
-        mask = [0] * left + [1] * (width - gap) + [0] * right
-        labels = [-100] * (left + len(prompt)) + completion + [-100] * right
-        rows.append((ids, mask, labels))
-    ids, mask, labels = zip(*rows, strict=True)
-    return torch.tensor(ids), torch.tensor(mask), torch.tensor(labels)
 
 
 def test_kl_estimates_have_the_exact_kl_as_their_expectation(policy, reference):
@@ -166,7 +140,7 @@ def test_a_model_that_does_not_pack_has_the_same_kl() -> None:
         found.append([of_policy, *kl_from_reference_samples(*models, PROMPTS, COMPLETIONS)])
     np.testing.assert_allclose(*found, atol=1e-12)
     assert (found[0][0] > 0.01).all()
-    logprobs = [token_logprobs(model, PROMPTS, COMPLETIONS) for model in models]
+    logprobs = [response_logprobs(model, PROMPTS, COMPLETIONS) for model in models]
     np.testing.assert_allclose(found[0][2], logprobs[0] - logprobs[1], atol=1e-12)
 
 
@@ -177,68 +151,32 @@ def test_half_precision_logits_are_not_rounded_further():
     np.testing.assert_allclose(token_kl(p, q, targets), token_kl(p.double(), q.double(), targets), atol=1e-12)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 12, 1000])
-def test_batched_logprobs_equal_a_loop_over_single_tokens(policy, batch_tokens):
-    """The sums of a padded batch, in the order of the rows, are those of one forward pass for each token."""
+def test_logprobs_are_those_of_a_loop_over_single_tokens(policy):
+    """The sums, in the order of the rows, are those of one forward pass for each token; in half precision, float32."""
     expected = [naive_logprob(policy, x, y) for x, y in zip(PROMPTS, COMPLETIONS, strict=True)]
-    found = token_logprobs(policy, PROMPTS, COMPLETIONS, batch_tokens=batch_tokens)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, expected, atol=1e-10)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("model", [tiny_llama(0), tiny_gpt2()], ids=["llama", "gpt2"])
-def test_logprobs_and_gradients_match_log_softmax_on_either_padding_side(model: PreTrainedModel, side: str):
-    """Value and gradient are those of log_softmax over unpadded rows, whichever side the padding is on."""
-    model.eval()
-    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-
-    rows = []
-    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
-        logprobs = model(torch.tensor([prompt + completion])).logits[0].log_softmax(-1)
-        positions = torch.arange(len(completion)) + len(prompt) - 1
-        rows.append(logprobs[positions, completion].sum())
-    expected = torch.stack(rows)
-    gradients = torch.autograd.grad(weights @ expected, list(model.parameters()))
-
-    found = completion_logprobs(model, *padded(side))
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(weights @ found, list(model.parameters())), gradients)
-
-
-def test_half_precision_models_are_summed_in_float32(policy):
-    """A bfloat16 model gives float32 log-probabilities, within bfloat16 rounding of the float64 model."""
-    half = tiny_llama(0).to(torch.bfloat16).eval()
-    found = completion_logprobs(half, *padded("right"))
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found.detach(), token_logprobs(policy, PROMPTS, COMPLETIONS, batch_tokens=99), rtol=0.05)
+    np.testing.assert_allclose(response_logprobs(policy, PROMPTS, COMPLETIONS), expected, atol=1e-10)
+    for passes in (packing, nullcontext):
+        with passes(half := tiny_llama(0).to(torch.bfloat16).eval()):
+            found = PackedBatch.pack(PROMPTS, COMPLETIONS).logprobs(half)
+        assert found.dtype == torch.float32
+        np.testing.assert_allclose(found.detach(), expected, rtol=0.05)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_is_put_back_into_its_mode(training):
     """Measuring in the middle of training runs without dropout and leaves the training mode as it was."""
     model = tiny_llama(2).train(training)
-    first = token_logprobs(model, PROMPTS, COMPLETIONS, batch_tokens=99)
+    first = response_logprobs(model, PROMPTS, COMPLETIONS)
     assert model.training is training
-    np.testing.assert_array_equal(token_logprobs(model, PROMPTS, COMPLETIONS, batch_tokens=99), first)
-
-
-def test_length_batches_cover_every_row_once_within_the_bound():
-    """Batches partition the rows, and only a row that is too long alone exceeds the bound on padded tokens."""
-    lengths = np.random.default_rng(0).integers(0, 60, 200).tolist()
-    batches = list(length_batches(lengths, 50))
-    assert sorted(row for rows in batches for row in rows) == list(range(200))
-    assert all(len(rows) * max(lengths[row] for row in rows) <= 50 or len(rows) == 1 for rows in batches)
-    assert len(batches) < 160
-    assert list(length_batches([], 50)) == []
+    np.testing.assert_array_equal(response_logprobs(model, PROMPTS, COMPLETIONS), first)
 
 
 def test_unanswerable_questions_are_errors(policy):
     """An empty prompt, unequal lists and another vocabulary are refused with the reason."""
     with pytest.raises(DataError, match=r"row 1: the prompt has no tokens"):
-        token_logprobs(policy, [[2], []], [[3], [3]], batch_tokens=9)
+        response_logprobs(policy, [[2], []], [[3], [3]])
     with pytest.raises(DataError, match=r"numbers of prompts \(2\) and completions \(1\) differ"):
-        token_logprobs(policy, [[2], [2]], [[3]], batch_tokens=9)
+        response_logprobs(policy, [[2], [2]], [[3]])
     with pytest.raises(ConfigError, match=r"shape \(1, 6\) \(policy\) and \(1, 7\)"):
         rao_blackwell_kl(policy, tiny_llama(0, vocabulary=7), [[2]], [[3]], batch_tokens=9)
 

@@ -11,7 +11,7 @@ from faults.registry import fault
 @fault(
     2,
     {
-        "heads do not divide the width": ("policy.scratch.heads=3",),
+        "heads do not divide the width": ("policy.scratch.hidden=30",),
         "prompt and response exceed the context": (
             "policy={model: FINISHED/models/aware, fit: {max_length: 100}}",
             "data.max_prompt_tokens=190",

@@ -27,7 +27,7 @@ from openai import APIStatusError, OpenAI
 
 from infalign.data.messages import prompts_of
 from infalign.models.conversion import convert
-from infalign.models.logprobs import token_logprobs
+from infalign.models.packed import response_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
@@ -154,7 +154,7 @@ def check_logprobs(root: Path, model: str, dtype: str) -> None:
     asked = {row["prompt_id"]: row["token_ids"] for row in prompts}
     policy, _ = load_policy(model, device="cpu", dtype=dtype)
     responses = [row["token_ids"] for row in rows]
-    ours = token_logprobs(policy, [asked[row["prompt_id"]] for row in rows], responses, batch_tokens=4096)
+    ours = response_logprobs(policy, [asked[row["prompt_id"]] for row in rows], responses)
     apart = np.abs(ours - [row["logprob"] for row in rows]) / [*map(len, responses)]
     print(f"\n{model}, {dtype}, {len(rows)} responses: {apart.mean():.1e} on average, {apart.max():.1e} at most")
     assert apart.max() < TOLERANCE[dtype]

@@ -13,7 +13,7 @@ from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 
-SCRATCH = Scratch(vocabulary=320, hidden=32, layers=2, heads=2, context=64)
+SCRATCH = Scratch(vocabulary=320, hidden=32, layers=2, context=64)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def adapted(base: Any) -> Any:
 
 def on_states() -> Any:
     """Return a random guide on a reference's states."""
-    model = GuidedForCausalLM.with_side_network(tiny(), hidden=8, layers=1, heads=2, reads=2)
+    model = GuidedForCausalLM.with_side_network(tiny(), hidden=8, layers=1, reads=2)
     torch.nn.init.normal_(model.guide.head.linear.weight)
     return model
 

@@ -1,5 +1,6 @@
 """Packed passes: the numbers of plain ones, for models of several kinds, and their gradients."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,7 +8,6 @@ import torch
 from tiny_models import tiny
 
 from infalign.models.guided import GuidedForCausalLM
-from infalign.models.logprobs import token_logprobs
 from infalign.models.packed import PackedBatch, can_pack, packing
 
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
@@ -33,27 +33,26 @@ def model(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param]()
 
 
-def test_a_packed_pass_gives_the_logprobs_of_plain_ones(model: Any) -> None:
-    """Each response of a batch of several prompts has the log-probability it has alone."""
+@pytest.mark.parametrize("passes", [packing, nullcontext])
+@pytest.mark.parametrize("responses", [RESPONSES, [[], [10, 11], [], [], [3]], [[], [], [], [], []]])
+def test_a_batch_has_the_logprobs_of_single_rows(model: Any, responses: list[list[int]], passes: Any) -> None:
+    """Packed or padded, between others or where all are empty, each response has the log-probability it has alone."""
     assert can_pack(model)
-    expected = token_logprobs(model, [PROMPTS[p] for p in PROMPT_OF], RESPONSES, batch_tokens=1)
-    with packing(model), torch.no_grad():
-        assert PACKED.logprobs(model).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+    prompts, expected = [PROMPTS[p] for p in PROMPT_OF], []
+    with torch.no_grad():
+        for prompt, response in zip(prompts, responses, strict=True):
+            logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+            expected.append(float(logits.log_softmax(-1).gather(-1, torch.tensor([response]).long().T).sum()))
+        with passes(model):
+            found = PackedBatch.pack(prompts, responses).logprobs(model)
+    assert found.tolist() == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("responses", [[[], [10, 11], []], [[], [], []]])
-def test_an_empty_response_has_a_log_probability_of_zero(model: Any, responses: list[list[int]]) -> None:
-    """Between others, and where all are empty."""
-    expected = token_logprobs(model, PROMPTS, responses, batch_tokens=99)
-    with packing(model), torch.no_grad():
-        found = PackedBatch.pack(PROMPTS, responses).logprobs(model)
-    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
-
-
-def test_a_packed_pass_gives_the_gradients_of_plain_ones(model: Any) -> None:
+@pytest.mark.parametrize("passes", [packing, nullcontext])
+def test_a_batch_has_the_gradients_of_single_rows(model: Any, passes: Any) -> None:
     """The gradient of a weighted sum of log-probabilities is the same, in every weight."""
     weights = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.5])
-    with packing(model):
+    with passes(model):
         (PACKED.logprobs(model) * weights).sum().backward()
     found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()

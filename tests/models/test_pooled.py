@@ -18,11 +18,11 @@ from infalign.models.pretrained import load_without_head
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.models.tokenizers import load_tokenizer
-from infalign.rewards.classifier import ClassifierReward, share_passes
+from infalign.rewards.classifier import ClassifierReward
 from infalign.training.common import save_model
 from infalign.training.frozen_head import fit_head, fit_weights, pooled_states, prompt_folds
 
-SCRATCH = Scratch(vocabulary=300, hidden=16, layers=6, heads=2, context=128)
+SCRATCH = Scratch(vocabulary=300, hidden=16, layers=6, context=128)
 LAYER = 4  # on which the preferences depend
 
 
@@ -121,30 +121,6 @@ def test_a_response_may_be_joined_with_its_opening() -> None:
     np.testing.assert_allclose(together, [reward([user("Why?")], [text])[0] for text in texts], rtol=1e-4)
     reward.__dict__["_packs"] = False
     np.testing.assert_allclose(together, reward([user("Why?")] * 3, texts), rtol=1e-4)
-
-
-def test_heads_on_one_model_share_their_passes(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the rewards that each gives alone; a head on another model has passes of its own."""
-    model, tokenizer = base
-    depths = (2, 6), (LAYER,), (1, 2)
-    heads = [on(model.base_model, [*layers], tokenizer, seed) for seed, layers in enumerate(depths)]
-    rewards = [ClassifierReward(head, tokenizer) for head in heads]
-    asked = [user("How?"), user("How?"), user("Explain the moon")], ["Write.", "Write a function.", "No"]
-    alone = [reward(*asked) for reward in rewards]
-    passes: list[Any] = []
-    once = ClassifierReward.outputs
-    monkeypatch.setattr(ClassifierReward, "outputs", lambda *rows: passes.append(rows) or once(*rows))
-    shared = share_passes(rewards)
-    found = [reward(*asked) for reward in shared]
-    np.testing.assert_allclose(found, alone, rtol=1e-5)
-    assert len(passes) == 1
-    monkeypatch.setattr("infalign.rewards.classifier.KEPT", 3)  # as if it were full
-    for _ in range(2):
-        assert shared[1]([user("Why?")], ["No"]) == pytest.approx(rewards[1]([user("Why?")], ["No"]))
-    assert len(passes) == 5
-    other = new_policy(SCRATCH, tokenizer, seed=1).eval()
-    apart = [rewards[0], ClassifierReward(on(other.base_model, [2], tokenizer), tokenizer)]
-    assert share_passes(apart) == apart
 
 
 def test_a_pair_longer_than_the_model_reads_is_an_error(tmp_path: Path) -> None:

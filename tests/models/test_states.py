@@ -39,7 +39,7 @@ def policy(request: pytest.FixtureRequest) -> GuidedForCausalLM:
         network = new_policy(scratch.model_copy(update={"layers": 1}), tokenizer, seed=1).base_model
         model = GuidedForCausalLM.with_network(reference, network, int(top_tokens))
     else:
-        shape = {"hidden": 8, "layers": 1, "heads": 2, "reads": 2}
+        shape = {"hidden": 8, "layers": 1, "reads": 2}
         model = GuidedForCausalLM.with_side_network(reference, **shape, top_tokens=int(top_tokens or 0))
     with torch.no_grad():
         for linear in model.guide.head.children():

@@ -16,7 +16,7 @@ from infalign.models.settings import Fit, Scratch
 from infalign.rewards.classifier import ClassifierReward
 from infalign.training.common import save_model
 
-SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
+SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, context=64)
 PROMPT: list[Message] = [{"role": "user", "content": "a word"}]
 
 

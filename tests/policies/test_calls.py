@@ -74,7 +74,8 @@ def test_a_folder_continues_and_grows(model: str, tmp_path: Path, monkeypatch: p
     [
         ([], {}, "there are no prompts; give at least one"),
         (["Hi!"], {"k": 0}, "k must be at least 1, found 0"),
-        (["Hi!"], {"max_new_tokens": 0}, "max_new_tokens must be at least 1, found 0"),
+        (["Hi!"], {"max_new_tokens": 0}, "sample: `max_new_tokens`: .* greater than or equal to 1, found 0"),
+        (["Hi!"], {"max_tokens": 9}, "sample: unknown key `max_tokens`; did you mean `max_new_tokens`?"),
         (["Hi!", "Hi!"], {}, "occurs 2 times; keep one"),
         ([""], {}, "prompt 0: the last turn of the prompt is empty"),
         ([{"text": "Hi!"}], {}, "prompt 0: the columns"),

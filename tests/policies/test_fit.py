@@ -104,7 +104,7 @@ def test_fresh_training_ranks_among_the_laws_rewards(model: str, rollouts: Rollo
     assert not equal(weights(policy), weights(model))
 
 
-@pytest.mark.parametrize("form", [{}, {"guide": {"lora": {}}}, {"solver": "resample"}], ids=str)
+@pytest.mark.parametrize("form", [{}, {"guide": {}}, {"solver": "resample"}], ids=str)
 def test_a_fitted_policy_gains_where_it_was_trained(model: str, form: dict[str, Any]) -> None:
     """Of any form and solver: of one token per response, right ones come more often, and the KL is spent."""
 

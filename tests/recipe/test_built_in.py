@@ -12,13 +12,12 @@ from transformers import LlamaConfig, LlamaForSequenceClassification, Qwen3Confi
 from infalign import world
 from infalign.core.storage import read_table
 from infalign.models.scratch import train_tokenizer
-from infalign.models.settings import Scratch
+from infalign.models.settings import Scratch, attention_heads
 from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import load_recipe
 from infalign.training.common import save_model
-from infalign.training.solvers.guide import Side
-from infalign.training.solvers.offline import Offline
+from infalign.training.solvers.guide import SIDE_WIDTH
 
 FULL_SIZE = ["hh-helpful", "hh-harmless", "tldr"]
 
@@ -54,13 +53,8 @@ def test_attention_heads_have_a_size_that_every_engine_supports() -> None:
     """All models that built-in recipes make have heads of 32 or 64 dimensions: vLLM and FlashAttention know no 16."""
     recipes = [load_recipe(found.name) for found in built_in()]
     shapes = [model.scratch for recipe in recipes for model in recipe.models.values() if model.scratch is not None]
-    shapes += [
-        policy.guide.side
-        for recipe in recipes
-        for policy in recipe.policies.values()
-        if isinstance(policy, Offline) and policy.guide is not None and policy.guide.side is not None
-    ]
-    assert {shape.hidden / shape.heads for shape in (*shapes, Scratch(), Side())} == {32, 64}
+    widths = [(shape.hidden, 32) for shape in (*shapes, Scratch())] + [(SIDE_WIDTH, 64)]
+    assert all(hidden / attention_heads(hidden, width=width) == width for hidden, width in widths)
 
 
 def test_letters_dry_run_where_their_packages_are() -> None:

@@ -257,10 +257,10 @@ def test_a_page_of_right_or_wrong_rewards_has_no_empty_columns_and_fits(tmp_path
 
 def test_a_card_names_no_folder_of_this_machine(run, tmp_path):
     """It is made to be uploaded: a reward function in a file is named without where the file lies."""
-    recipe = load_recipe("demo", [f"gold.function={{infalign.world:gold: 0.5, {tmp_path}/mine.py:score: 1}}"])
+    recipe = load_recipe("demo", [f"gold.function={tmp_path}/mine.py:score"])
     found = read_results(run[1])
     card = model_card(recipe, found | {"judges": ["gold"]}, "aware", prompts=7)
-    assert "- gold: the Python function 0.5 × `infalign.world:gold` + `mine.py:score`; a second judge" in card
+    assert "- gold: the Python function `mine.py:score`; a second judge" in card
     assert str(tmp_path) not in card
     assert "library_name: infalign" in card  # of a guide, which nothing else loads
     with_adapter = recipe.policies["aware"].model_copy(update={"guide": None})

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import micro
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -16,10 +15,9 @@ from infalign.core.errors import ConfigError, DataError, InfalignError
 from infalign.data.sources import Source
 from infalign.data.tasks import task_rows
 from infalign.method.by_name import ByName
-from infalign.recipe.reading import load_recipe
 from infalign.rewards.base import Batch, score
 from infalign.rewards.checkers import math_verify
-from infalign.rewards.function import WeightedSum, function_reward, weighted_reward
+from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 
 QUESTIONS = [[{"role": "user", "content": f"{n} + {n}?"}] for n in range(3)]
@@ -85,47 +83,24 @@ def test_a_response_that_the_reference_gave_too_ties_with_it(tmp_path: Path) -> 
     ],
 )
 def test_what_is_no_reward_is_refused_with_its_row(tmp_path: Path, values: Sequence[object], said: str) -> None:
-    """Of one function, and of one among several; what was stored before stays."""
+    """What was stored before stays."""
     score_to(tmp_path, named(right), Batch(PROMPTS[2:], RESPONSES[2:], COLUMNS[2:]), on_progress=lambda *_: None)
     before = [path.read_bytes() for path in tmp_path.iterdir()]
 
     def odd(responses: list[str]) -> Any:
         return values
 
-    for reward in (ByName(odd), WeightedSum(((ByName(odd), 0.5), (ByName(odd), 1.0)))):
-        with pytest.raises(DataError, match=said):
-            score_to(tmp_path / "new", NamedReward(reward, "reward", "made"), ROWS, on_progress=lambda *_: None)
+    with pytest.raises(DataError, match=said):
+        score_to(tmp_path / "new", NamedReward(ByName(odd), "reward", "made"), ROWS, on_progress=lambda *_: None)
     assert [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()] == before
 
 
 def test_a_truth_value_of_a_function_is_a_number(tmp_path: Path) -> None:
-    """True is 1 and False 0, of Python and of NumPy, alone, in an array and in a sum."""
+    """True is 1 and False 0, of Python and of NumPy, alone and in an array."""
     one = [np.True_, False, True, np.bool_(0), 1, 0.0]
     for values in (one, np.array(one, bool)):
         reward = ByName(lambda responses, values=values: values)
         assert score(reward, PROMPTS, RESPONSES, name="reward").tolist() == [1, 0, 1, 0, 1, 0]
-        summed = WeightedSum(((reward, 0.5), (reward, 1.0)))
-        assert score(summed, PROMPTS, RESPONSES, name="reward").tolist() == [1.5, 0, 1.5, 0, 1.5, 0]
-
-
-def test_several_rewards_are_added_as_trl_adds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum of weighted rewards without those that are None, as in its trainers."""
-    found = score(
-        WeightedSum(((ByName(right), 2.0), (ByName(even), 0.5))), PROMPTS, RESPONSES, columns=COLUMNS, name="r"
-    )
-    each = np.array([[math.nan, math.nan, 1, 0, 1, 0], [1, 0, 1, 0, 1, 0]])
-    assert found.tolist() == np.nansum(each * [[2.0], [0.5]], axis=0).tolist()
-    alone = score(WeightedSum(((ByName(right), 2.0),)), PROMPTS, RESPONSES, columns=COLUMNS, name="r")
-    np.testing.assert_array_equal(alone, [math.nan, math.nan, 2.0, 0.0, 2.0, 0.0])
-    (tmp_path / "mine.py").write_text("def one(responses):\n    return [1.0] * len(responses)\n")
-    recipe = micro.settings(tmp_path / "run") | {"reward": {"function": {"mine.py:one": 1, "infalign.world:gold": 0.5}}}
-    monkeypatch.chdir("/")
-    path = micro.write(tmp_path / "recipe.yaml", recipe)
-    read = load_recipe(path, ["evaluate.truth=gold", "evaluate.threshold=0.5"]).reward
-    assert read.functions == {f"{tmp_path / 'mine.py'}:one": 1.0, "infalign.world:gold": 0.5}
-    assert isinstance(weighted_reward(read.functions), WeightedSum)
-    with pytest.raises(ConfigError, match=r"evaluate\.truth is gold, but the recipe has no gold"):
-        load_recipe(path, ["gold=null", "evaluate.truth=gold"])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +229,7 @@ def test_a_check_that_does_not_end_is_ended(
     columns, spec = [json.dumps({"data_source": "d", "ground_truth": "g"})] * 6, f"{tmp_path / 'mine.py'}:{form}"
 
     def scored(responses: list[str]) -> list[float]:
-        reward = weighted_reward({spec: 1.0}, 0.4)
+        reward = function_reward(spec, 0.4)
         return score(reward, PROMPTS, responses, columns=columns, name="reward").tolist()
 
     odd = ["power", "die"] if form == "own" else ["", ""]

@@ -16,11 +16,9 @@ PROMPTS = [Prompt("long", [5, 1, 7, 2, 6, 4, 9, 8]), Prompt("short", [5, 6]), Pr
 SAMPLING = Sampling(40, seed=3)
 
 
-def guided(**lora: Any) -> Any:
+def guided() -> Any:
     """Return a policy whose guide moves its reference a lot."""
-    reference = tiny()
-    with_lora = GuidedForCausalLM.with_lora
-    model = with_lora(reference, **lora) if lora else GuidedForCausalLM.with_network(reference, tiny().model)
+    model = GuidedForCausalLM.with_network(tiny(), tiny().model)
     torch.manual_seed(2)
     torch.nn.init.normal_(model.guide.head.linear.weight, std=0.3)
     return model.eval()
@@ -30,7 +28,6 @@ MODELS = {
     "Llama": tiny,
     "GPT2": lambda: tiny("GPT2", **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}),
     "guided": guided,
-    "guided by LoRA": lambda: guided(rank=2, alpha=4.0),
 }
 
 

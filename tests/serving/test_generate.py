@@ -111,7 +111,8 @@ def test_policies_from_elsewhere_are_served(main: Any, trained_run: Path, tmp_pa
             torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(0))
     model.save_pretrained(tmp_path / "learned")
     assert ask(main, trained_run, "--policy", tmp_path / "learned")[0]["all"] != plain["all"]
-    guided = GuidedForCausalLM.with_lora(load_policy(trained_run.parent / "policy")[0], rank=2, alpha=4.0)
+    shape = {"hidden": 8, "layers": 1, "reads": 1}
+    guided = GuidedForCausalLM.with_side_network(load_policy(trained_run.parent / "policy")[0], **shape)
     guided.save_pretrained(tmp_path / "guided")
     tokenizer.save_pretrained(tmp_path / "guided")
     assert ask(main, trained_run, "--policy", tmp_path / "guided")[0]["all"] == plain["all"]

@@ -76,14 +76,13 @@ def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path) -> None:
 
 def test_a_model_that_is_nowhere_has_no_size(tmp_path: Path) -> None:
     """One of the hub is named, a folder that is not there is an error before any work."""
-    policy = {"solver": "qrpo", "kl_budget": 0.3, "guide": {"trunk": "someone/model"}}
+    changed = {"policies": {"aware": {"solver": "qrpo", "kl_budget": 0.3, "guide": {"trunk": "reward"}}}}
     with pytest.raises(UnknownSizeError, match="the size of someone/model"):
         parameters_of(run_of(tmp_path), "someone/model")
-    said = planned(micro.settings(tmp_path) | {"policies": {"aware": policy}})
-    assert "no time estimate for train-aware, samples-aware, kl-aware: the size of someone/model" in said
-    policy["guide"] = {"trunk": "./nowhere"}
-    with pytest.raises(ConfigError, match=r"policies\.aware\.guide\.trunk: the folder \./nowhere does not exist"):
-        planned(micro.settings(tmp_path) | {"policies": {"aware": policy}})
+    said = planned(micro.settings(tmp_path) | changed | {"reward": {"model": "someone/model"}})
+    assert "no time estimate for score-0, score-1, score-2 and 6 more: the size of someone/model" in said
+    with pytest.raises(ConfigError, match=r"reward\.model: the folder \./nowhere does not exist"):
+        planned(micro.settings(tmp_path) | changed | {"reward": {"model": "./nowhere"}})
 
 
 def test_flops_are_six_per_parameter_and_token_that_is_trained_on(tmp_path: Path) -> None:
@@ -169,7 +168,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_anything_is_computed(tm
 def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path) -> None:
     """Each policy costs what its form of guide does; tables cost nothing, nor does what only the hub could tell."""
     plain = micro.settings(tmp_path)["policies"]["plain"]
-    forms = {"adapter": {"lora": {}}, "side": {"side": {}}, "whole": {}}
+    forms = {"side": {"side": {}}, "whole": {}}
     policies = {name: plain | {"guide": guide} for name, guide in forms.items()}
     policies |= {"last": plain | {"fit": micro.FIT | {"lora": {"layers": 1}}}}
     policies |= {"student": {"solver": "distil", "teacher": "side", "fit": micro.FIT}}
@@ -185,7 +184,7 @@ def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path) -> None:
     nothing = {name for name, flops in found.items() if not flops}
     assert nothing >= {"data", "calibrate", "results", "report", *(f"card-{name}" for name in policies)}
     assert nothing.isdisjoint(f"{work}-{name}" for name in policies for work in ("train", "samples", "kl", "evaluate"))
-    assert found["train-whole"] == found["train-adapter"] == (6 + 2) * size * rollout.prompts * (10 + rollout.k * 12)
+    assert found["train-whole"] == (6 + 2) * size * rollout.prompts * (10 + rollout.k * 12)
     unknown = set[str]()
     for unit in units(run):
         try:

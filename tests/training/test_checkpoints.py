@@ -31,7 +31,7 @@ from infalign.training.solvers.qrpo import qrpo, squared
 from infalign.training.strength import choose_strength
 from infalign.training.supervised import demonstrations, fine_tune, fit_reward_model
 
-SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, heads=2, context=64)
+SCRATCH = Scratch(vocabulary=300, hidden=16, layers=1, context=64)
 WORDS = ("one", "two two", "three three three", "four", "five five", "six", "seven seven", "eight")
 TWICE = Fit(epochs=2, batch_size=2, learning_rate=1e-2, max_length=64)  # eight steps on eight rows
 OFFLINE = ("qrpo", "guided", "distil")

@@ -101,7 +101,7 @@ def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Pat
     adapted = with_adapter(model, fit, TaskType.CAUSAL_LM)
     settings = trainer_config(TrainingArguments, fit, enumerable.job_in(tmp_path))
     trainer = LossTrainer(RolloutRegression(qrpo(squared)).of_batch, model=adapted, args=settings)
-    batch = _Collator(rows, packs=True)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
+    batch = _Collator(rows)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
     with packing(model), trainer.compute_loss_context_manager(), torch.no_grad():
         _, found = trainer.compute_loss(adapted, batch, return_outputs=True)
     assert found["log_ratio"].abs().max() == 0

@@ -14,7 +14,7 @@ from infalign.models.settings import Scratch
 from infalign.sums import exercises
 from infalign.training.common import save_model
 
-SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, heads=2, context=64)
+SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, context=64)
 PROMPTS = [exercise.prompt for exercise in exercises(10, seed=0)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,15 +10,7 @@ import numpy as np
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.memory import at_once
 from infalign.method.calibration import Array
-from infalign.models.logprobs import (
-    BATCH_TOKENS,
-    FEW_TOKENS,
-    IGNORED,
-    TokenIds,
-    evaluating,
-    padded_batches,
-    scored_logits,
-)
+from infalign.models.passes import BATCH_TOKENS, FEW_TOKENS, TokenIds, evaluating
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,16 +42,13 @@ def rao_blackwell_kl(
     Completions are drawn from the whole softmax at temperature 1. Every completion token counts: the EOS that ends a
     response is its last token, a response cut at the length limit has none, and nothing may follow an EOS
     (`sampling.engine.Response.token_ids` is so). Both models must be on one device. A batch has ``batch_tokens`` tokens
-    or fewer, as in `token_logprobs`. ``on_progress(done, total)`` is called with numbers of completions.
+    or fewer. ``on_progress(done, total)`` is called with numbers of completions.
 
     Raises DataError if the two lists differ in length or a prompt is empty, and otherwise as `token_kl`.
     """
-    from infalign.models.packed import can_pack
-
     found, done = np.zeros(len(prompt_ids)), 0
     with evaluating(policy), evaluating(reference):
-        batches = _packed if can_pack(policy) and can_pack(reference) else _padded
-        for rows, parts in batches(policy, reference, prompt_ids, completion_ids, batch_tokens):
+        for rows, parts in _passes(policy, reference, prompt_ids, completion_ids, batch_tokens):
             for row_of, own, base, targets in parts:
                 np.add.at(found, np.asarray(rows)[row_of], token_kl(own, base, targets))
             done += len(rows)
@@ -81,12 +69,9 @@ def kl_from_reference_samples(
     before: unbiased. The second array is the log-ratio h of each whole sequence. ``stored`` has the reference's states
     at each completion for a guide that reads them (`PackedBatch.pack`); the reference is then not run.
     """
-    from infalign.models.packed import can_pack
-
     kl, h = np.zeros((2, len(prompt_ids)))
     with evaluating(policy), evaluating(reference):
-        batches = partial(_packed, stored=stored) if can_pack(policy) and can_pack(reference) else _padded
-        for rows, parts in batches(policy, reference, prompt_ids, completion_ids, FEW_TOKENS):
+        for rows, parts in _passes(policy, reference, prompt_ids, completion_ids, FEW_TOKENS, stored):
             found = [
                 (np.asarray(rows)[row_of], token_kl(own, base, drawn), _log_ratio(own, base, drawn))
                 for row_of, own, base, drawn in parts
@@ -106,7 +91,7 @@ def _log_ratio(own: Tensor, base: Tensor, drawn: Tensor) -> Array:
     return found
 
 
-def _packed(
+def _passes(
     policy: Any,
     reference: Any,
     prompt_ids: TokenIds,
@@ -116,10 +101,11 @@ def _packed(
 ) -> Iterator[tuple[Sequence[int], Iterator[Part]]]:
     """Yield the rows of each batch; and for some tokens after the other which of these they belong to, and logits."""
     from infalign.models.guided import GuidedForCausalLM
-    from infalign.models.packed import packed_batches, packing
+    from infalign.models.packed import is_packing, packed_batches, packing_if_possible
 
-    is_guide = isinstance(policy, GuidedForCausalLM) and (bool(stored) or policy.is_beside(reference))
-    with packing(policy), packing(reference):
+    beside = isinstance(policy, GuidedForCausalLM) and (bool(stored) or policy.is_beside(reference))
+    with packing_if_possible(policy), packing_if_possible(reference):
+        is_guide = beside and is_packing(policy)
         for part, batch in packed_batches(prompt_ids, completion_ids, batch_tokens, policy, stored=stored):
             if is_guide:  # one pass through the reference, and one log-ratio for each of its classes of tokens
                 packed = batch if stored else policy.read_once(batch)
@@ -129,17 +115,6 @@ def _packed(
             row_of, drawn, own = packed.response_of.cpu().numpy(), packed.target_classes, packed.logits_in_parts(policy)
             both = zip(own.parts(), base.parts(), strict=True)
             yield range(part.start, part.stop), ((row_of[where], p, q, drawn[where]) for (where, p), (_, q) in both)
-
-
-def _padded(
-    policy: Any, reference: Any, prompt_ids: TokenIds, completion_ids: TokenIds, batch_tokens: int
-) -> Iterator[tuple[Sequence[int], Iterator[Part]]]:
-    """Yield what `_packed` does, for models with layers without full attention."""
-    for rows, batch in padded_batches(prompt_ids, completion_ids, batch_tokens, policy):
-        (own, targets), (base, _) = scored_logits(policy, **batch), scored_logits(reference, **batch)
-        kept = targets != IGNORED
-        parts = ((row, own[row, at], base[row, at], targets[row, at]) for row, at in enumerate(kept))
-        yield rows, (([row] * len(drawn), p, q, drawn) for row, p, q, drawn in parts)
 
 
 def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -> Array:

@@ -60,7 +60,7 @@ def _reward(source: str) -> RewardFunction:
 
         run = Run.of(recorded_recipe(Path(source)))
         check_opened(run, run.layout.data, *run.reward_inputs("reward"))
-        return run.scorer("reward").load()
+        return run.scorer("reward").load().function
     if source.startswith(("http://", "https://")):
         from infalign.rewards.server import RemoteReward
 

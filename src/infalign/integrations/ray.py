@@ -111,7 +111,7 @@ class Actor:
     @cached_property
     def reward(self) -> NamedReward:
         """The reward, loaded when it is first needed."""
-        return self.scorer.named(self.scorer.load())
+        return self.scorer.load()
 
     @cached_property
     def engine(self) -> Engine | ConcurrentEngine:

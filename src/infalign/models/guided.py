@@ -27,6 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from infalign.models.guides import FORMS, TopTokenHead
 from infalign.models.logits import Logits
 from infalign.models.packed import PackedBatch
+from infalign.models.settings import attention_heads
 from infalign.models.submodels import SHARED, as_part
 from infalign.models.top_tokens import TopTokens
 
@@ -73,7 +74,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def with_side_network(
-        cls, reference: PreTrainedModel, *, hidden: int, layers: int, heads: int, reads: int, top_tokens: int = 0
+        cls, reference: PreTrainedModel, *, hidden: int, layers: int, reads: int, top_tokens: int = 0
     ) -> GuidedForCausalLM:
         """Return the reference with an untrained guide that reads its states: a small Llama of this shape.
 
@@ -86,19 +87,13 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             hidden_size=hidden,
             intermediate_size=2 * hidden,
             num_hidden_layers=layers,
-            num_attention_heads=heads,
+            num_attention_heads=attention_heads(hidden, width=64),
             max_position_embeddings=config.max_position_embeddings,
             **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # it reads no tokens
         )
         read = evenly_spaced_layers(config.num_hidden_layers, reads)
         guide = {"form": "side", "network": network.to_dict(), "reads": read, "top_tokens": top_tokens}
         return cls._with_guide(reference, guide, layers)
-
-    @classmethod
-    def with_lora(cls, reference: PreTrainedModel, *, rank: int, alpha: float) -> GuidedForCausalLM:
-        """Return the reference with an untrained guide that is a LoRA adapter on it."""
-        guide = {"form": "lora", "rank": rank, "alpha": alpha}
-        return cls._with_guide(reference, guide, reference.config.num_hidden_layers)
 
     @classmethod
     def _with_guide(
@@ -114,8 +109,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
             **{name: getattr(own, name) for name in (*SHARED, "hidden_size")},
         )
         model = cls(config, reference, **parts).to(reference.device, reference.dtype)
-        for name, weight in reference.named_parameters():
-            weight.requires_grad_(".lora_" in name)
+        model.reference.requires_grad_(False)
         model.generation_config.eos_token_id = reference.generation_config.eos_token_id
         with torch.no_grad():
             model.guide.start(reference)
@@ -188,8 +182,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     def is_beside(self, reference: PreTrainedModel) -> bool:
         """Return whether its reference has the weights of another model."""
         own, others = self.reference.state_dict(), reference.state_dict()
-        plain = {name.replace(".base_layer", ""): weight for name, weight in own.items() if ".lora_" not in name}
-        return plain.keys() == others.keys() and all(map(torch.equal, plain.values(), others.values()))
+        return own.keys() == others.keys() and all(map(torch.equal, own.values(), others.values()))
 
     def get_output_embeddings(self) -> Any:
         """Return the reference's output embedding if its product gives the logits; None with one of the guide's own."""

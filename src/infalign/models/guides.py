@@ -158,43 +158,7 @@ class SideGuide(Guide):
         return found
 
 
-class LoraGuide(Guide):
-    """A LoRA adapter on the reference, which is in memory once; its head has the adapter's rank."""
-
-    def __init__(self, settings: Settings, reference: PreTrainedModel) -> None:
-        from peft import LoraConfig, inject_adapter_in_model
-        from peft.tuners.lora import LoraLayer
-
-        super().__init__()
-        lora = LoraConfig(r=settings["rank"], lora_alpha=settings["alpha"], target_modules="all-linear")
-        inject_adapter_in_model(lora, reference.base_model)
-        self._adapted: Any = [layer for layer in reference.modules() if isinstance(layer, LoraLayer)]
-        self._enable(False)
-        self.head = ReferenceVocabularyHead(lora.r, reference)
-        self.narrow = nn.Linear(reference.config.hidden_size, lora.r, bias=False)
-
-    def start(self, reference: PreTrainedModel) -> None:
-        """Make it an untrained guide; transformers draws weights that are too small for this."""
-        super().start(reference)
-        self.narrow.reset_parameters()
-        for layer in self._adapted:
-            layer.reset_lora_parameters("default", True)
-
-    def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
-        """Return those of the reference with the adapter, narrowed to its rank."""
-        self._enable(True)
-        try:
-            found: Tensor = self.narrow(reference.base_model(**asked).last_hidden_state[:, kept])
-        finally:
-            self._enable(False)
-        return found
-
-    def _enable(self, enabled: bool) -> None:
-        for layer in self._adapted:
-            layer._disable_adapters = not enabled  # `enable_adapters` would also change which weights are trained
-
-
-FORMS: Mapping[str, Callable[..., Guide]] = {"network": NetworkGuide, "side": SideGuide, "lora": LoraGuide}
+FORMS: Mapping[str, Callable[..., Guide]] = {"network": NetworkGuide, "side": SideGuide}
 
 
 def _head(settings: Settings, hidden_size: int, reference: PreTrainedModel, whole_vocabulary: type[Head]) -> Head:

@@ -1,13 +1,14 @@
 """Many responses to a few prompts in one pass: each prompt is computed once, and no token is padding.
 
 All tokens are one row, the prompts first. Prompts attend to themselves and a response to its prompt and itself; only
-the attention pads, to the longest. Needs the ``train`` extra.
+the attention pads, to the longest. A model outside `packing` gets the same batch as padded rows, a prompt and its
+response each. Needs the ``train`` extra.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,13 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface
 
+from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.models.attention import check_plain_softmax
 from infalign.models.logits import Logits, logits_of, logprob_of
-from infalign.models.logprobs import BATCH_TOKENS, MAX_LOGITS, TokenIds, check_rows, evaluating, token_logprobs
+from infalign.models.passes import BATCH_TOKENS, MAX_LOGITS, TokenIds, evaluating
 from infalign.models.top_tokens import TopTokens
+
+PACKED = "infalign_packed"  # the attention of models inside `packing`
 
 
 class StoredStates(NamedTuple):
@@ -120,19 +125,39 @@ class PackedBatch:
         prompt = of_prompts[self.prompt_of][:, None].expand(-1, width, -1)
         return torch.cat([prompt, own.expand(len(prompt), -1, -1)], dim=2)[:, None]
 
+    @cached_property
+    def padded(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The rows of a plain pass, padded on the right, and where in them a token of a response is predicted."""
+        texts = torch.split(self.tokens, [*self.prompt_lengths.tolist(), *self.lengths.tolist()])
+        rows = zip(self.prompt_of.tolist(), texts[len(self.prompt_lengths) :], strict=True)
+        ids = pad_sequence([torch.cat([texts[prompt], response]) for prompt, response in rows], batch_first=True)
+        begins = self.prompt_lengths[self.prompt_of, None]
+        ends, place = begins + self.lengths[:, None], _columns(ids)
+        given = {"input_ids": ids, "attention_mask": (place < ends).long()}
+        return given, (place >= begins - 1) & (place < ends - 1)
+
     def run(self, model: Callable[..., Any], **options: Any) -> Any:
         """Return what a model, which is inside `packing`, gives for the batch."""
         # models pass unknown keyword arguments on to the attention function
         return model(input_ids=self.tokens[None], position_ids=self.positions, use_cache=False, packed=self, **options)
 
     def logits(self, model: Any) -> Tensor:
-        """Return the logits that predict each token of the responses, (T, V); ``model`` is inside `packing`."""
-        found: Tensor = self.run(model, logits_to_keep=self.predictors).logits[0]
-        return found
+        """Return the logits that predict each token of the responses, (T, V)."""
+        if is_packing(model):
+            found: Tensor = self.run(model, logits_to_keep=self.predictors).logits[0]
+            return found
+        texts, predicts = self.padded
+        kept = predicts.any(0).nonzero()[:, 0]
+        found = model(**texts, use_cache=False, logits_to_keep=kept).logits
+        if found.shape[1] != len(kept):
+            name = type(model).__name__
+            raise ConfigError(f"{name} ignores logits_to_keep; use a causal language model of transformers")
+        return found[predicts[:, kept]]
 
     def logits_in_parts(self, model: Any) -> Logits:
-        """Return the logits that predict each token of the responses; ``model`` is inside `packing`."""
-        return logits_of(model, self.logits) if self.top_tokens is None else Logits(self.logits(model), None)
+        """Return the logits that predict each token of the responses."""
+        in_parts = is_packing(model) and self.top_tokens is None
+        return logits_of(model, self.logits) if in_parts else Logits(self.logits(model), None)
 
     @property
     def target_classes(self) -> Tensor:
@@ -140,13 +165,24 @@ class PackedBatch:
         return self.targets if self.top_tokens is None else self.top_tokens.drawn
 
     def last_states(self, model: Any) -> Tensor:
-        """Return the last hidden state of a model without head after each response, (R, width); inside `packing`."""
+        """Return the last hidden state of a model without head after each response, (R, width)."""
+        if not is_packing(model):
+            texts, _ = self.padded
+            ends = texts["attention_mask"].sum(1) - 1
+            read: Tensor = model(**texts).last_hidden_state[torch.arange(len(ends), device=ends.device), ends]
+            return read
         last = self.lengths.cumsum(0) - 1 + len(self.tokens) - len(self.targets)
         found: Tensor = self.run(model).last_hidden_state[0, last]
         return found
 
     def scores(self, model: Any) -> Tensor:
-        """Return the outputs of a sequence classifier after each response, (R, outputs); it is inside `packing`."""
+        """Return the outputs of a sequence classifier after each response, (R, outputs)."""
+        if not is_packing(model):
+            texts, _ = self.padded
+            mask, padding = texts["attention_mask"], model.config.get_text_config().pad_token_id
+            ids = texts["input_ids"].masked_fill(mask == 0, padding)
+            plain: Tensor = model(input_ids=ids, attention_mask=mask).logits
+            return plain
         found: Tensor = model.score(self.last_states(model.base_model))
         return found
 
@@ -162,7 +198,7 @@ class PackedBatch:
         return rows.cumsum(1)[of_responses]
 
     def logprobs(self, model: Any) -> Tensor:
-        """Return log π(y|x) of each response, (R,), differentiable, at least float32; ``model`` is inside `packing`."""
+        """Return log π(y|x) of each response, (R,), differentiable, at least float32, from all of its tokens."""
         found = self.logits_in_parts(model).measured(logprob_of(self.target_classes))
         return self.sum_by_response(found if self.top_tokens is None else found + self.top_tokens.within)
 
@@ -179,18 +215,23 @@ def packed_batches(
     """Yield consecutive rows, at least one, as one batch of at most ``batch_tokens`` tokens.
 
     ``stored`` is as in `PackedBatch.pack`. If each token of a response has ``logits`` over the vocabulary, there are at
-    most `MAX_LOGITS` of them.
+    most `MAX_LOGITS` of them. Outside `packing` all tokens of padded rows count. Raises DataError if there is not one
+    completion a prompt, or a prompt is empty whose response has logits.
     """
     scored = MAX_LOGITS // model.config.get_text_config(decoder=True).vocab_size if logits else batch_tokens
-    check_rows(prompt_ids, completion_ids)
-    rows, begin = len(completion_ids), 0
+    if logits:
+        _check(prompt_ids, completion_ids)
+    rows, begin, packs = len(completion_ids), 0, is_packing(model)
     while begin < rows:
-        prompts, responses, tokens, total = list[Sequence[int]](), list[Sequence[int]](), 0, 0
+        prompts, responses, tokens, total, longest = list[Sequence[int]](), list[Sequence[int]](), 0, 0, 0
         seen: set[tuple[int, ...]] = set()
         for row in range(begin, rows):
             prompt, response = prompt_ids[row], completion_ids[row]
             tokens += len(response)
+            longest = max(longest, len(prompt) + len(response))
             total += len(response) + (0 if tuple(prompt) in seen else len(prompt))
+            if not packs:
+                tokens = total = longest * (1 + len(responses))
             if responses and (total > batch_tokens or tokens > scored):
                 break
             seen.add(tuple(prompt))
@@ -199,6 +240,14 @@ def packed_batches(
         rows_of = slice(begin, begin + len(responses))
         yield rows_of, PackedBatch.pack(prompts, responses, model.device, stored[rows_of])
         begin = rows_of.stop
+
+
+def _check(prompt_ids: TokenIds, completion_ids: TokenIds) -> None:
+    if len(prompt_ids) != len(completion_ids):
+        raise DataError(f"the numbers of prompts ({len(prompt_ids)}) and completions ({len(completion_ids)}) differ")
+    for row, prompt in enumerate(prompt_ids):
+        if not len(prompt):
+            raise DataError(f"row {row}: the prompt has no tokens; begin it with a BOS token")
 
 
 def response_logprobs(
@@ -214,15 +263,11 @@ def response_logprobs(
 
     ``stored`` is as in `PackedBatch.pack`; ``on_progress(done, total)`` is called with numbers of responses.
     """
-    together = can_pack(model)  # told before rounding
     found: list[float] = []
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-        if not together:
-            return token_logprobs(model, prompt_ids, completion_ids)
-        with evaluating(model), packing(model):
-            for rows, batch in packed_batches(prompt_ids, completion_ids, BATCH_TOKENS, model, stored=stored):
-                found += batch.logprobs(model).tolist()
-                on_progress(rows.stop, len(completion_ids))
+    with packing_if_possible(model), torch.autocast(model.device.type, torch.bfloat16, enabled=bf16), evaluating(model):
+        for rows, batch in packed_batches(prompt_ids, completion_ids, BATCH_TOKENS, model, stored=stored):
+            found += batch.logprobs(model).tolist()
+            on_progress(rows.stop, len(completion_ids))
     return np.array(found)
 
 
@@ -268,20 +313,33 @@ def _padded(tokens: Tensor, inside: Tensor) -> Tensor:
 @contextmanager
 def packing(model: Any) -> Iterator[None]:
     """Let ``model`` take packed batches inside the block, and only those."""
-    AttentionInterface.register("infalign_packed", _attend)  # no mask function with it, so models build no mask
+    AttentionInterface.register(PACKED, _attend)  # no mask function with it, so models build no mask
     before = model.config._attn_implementation
-    model.set_attn_implementation("infalign_packed")
+    model.set_attn_implementation(PACKED)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
 
 
-def can_pack(model: Any, logits: Callable[[PackedBatch, Any], Tensor] = PackedBatch.logits) -> bool:
+def is_packing(model: Any) -> bool:
+    """Return whether a model, which a trainer may have wrapped, is inside `packing`."""
+    return bool(getattr(model, "module", model).config._attn_implementation == PACKED)
+
+
+Outputs = Callable[[PackedBatch, Any], Tensor]
+
+
+def packing_if_possible(model: Any, outputs: Outputs = PackedBatch.logits) -> AbstractContextManager[None]:
+    """Return `packing` for a model that can (`can_pack`); another one computes its batches padded."""
+    return packing(model) if can_pack(model, outputs) else nullcontext()
+
+
+def can_pack(model: Any, outputs: Outputs = PackedBatch.logits) -> bool:
     """Return whether a packed pass gives the logits of plain ones.
 
     It does for every transformers decoder whose layers all attend to all earlier tokens through the attention
-    interface. ``logits`` returns those of a packed pass: one row per token of a response, or one per response. A model
+    interface. ``outputs`` returns those of a packed pass: one row per token of a response, or one per response. A model
     without head is compared by its states after each response, `PackedBatch.last_states`.
     """
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
@@ -293,7 +351,7 @@ def can_pack(model: Any, logits: Callable[[PackedBatch, Any], Tensor] = PackedBa
     with evaluating(model):
         try:
             with packing(model):
-                found = logits(packed, model).float()
+                found = outputs(packed, model).float()
             for prompt, response in zip(prompts, responses, strict=True):
                 row = torch.cat([prompt, response])[None]
                 read = model(row, attention_mask=torch.ones_like(row))

@@ -130,41 +130,14 @@ class PooledForSequenceClassification(PreTrainedModel):
         lower = AutoModel.from_config(below, dtype=base.dtype).to(base.device)
         weights = base.state_dict()
         lower.load_state_dict({name: weights[name] for name in lower.state_dict()})
-        return cls._untrained(lower, layers, opening, outputs=1)
-
-    @classmethod
-    def joined(cls, heads: Sequence[PooledForSequenceClassification]) -> PooledForSequenceClassification | None:
-        """Return a classifier with the output of each head; None if they are not on one frozen model."""
-        deepest = max(heads, key=lambda head: head.model.base.config.num_hidden_layers)
-        weights = deepest.model.base.state_dict()
-        for head in heads:
-            own = head.model.base.state_dict()
-            same = all(name in weights and torch.equal(weight, weights[name]) for name, weight in own.items())
-            if not same or head.config.opening != deepest.config.opening:
-                return None
-        layers = sorted({layer for head in heads for layer in head.config.layers})
-        model = cls._untrained(deepest.model.base, layers, deepest.config.opening, outputs=len(heads))
-        of_layers = model.score.weight.view(len(heads), len(layers), -1)
-        for row, head in enumerate(heads):
-            places = [layers.index(layer) for layer in head.config.layers]
-            of_layers[row, places] = head.score.weight.view(len(places), -1)
-        return model
-
-    @classmethod
-    def _untrained(
-        cls, base: PreTrainedModel, layers: Sequence[int], opening: Sequence[int], *, outputs: int
-    ) -> PooledForSequenceClassification:
-        """Return a classifier that reads these layers of ``base``, with zeros as its heads."""
-        own = base.config
-        copied = {name: getattr(own, name, None) for name in SHARED}
-        model = cls(PooledConfig(own.to_dict(), layers, opening, num_labels=outputs, **copied), base.eval())
+        copied = {name: getattr(lower.config, name, None) for name in SHARED}
+        model = cls(PooledConfig(lower.config.to_dict(), layers, opening, **copied), lower.eval())
         model.to(base.device).requires_grad_(False)
         model.score.weight.zero_()
-        model.eval()
-        return model
+        return model.eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> SequenceClassifierOutput:
-        """Return the outputs of each row, (rows, heads)."""
+        """Return the output of each row, (rows, 1)."""
         means = self.model(input_ids, attention_mask, **more).last_hidden_state
         kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         last = means[torch.arange(len(means), device=means.device), kept.sum(1) - 1]

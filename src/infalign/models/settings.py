@@ -23,34 +23,29 @@ def is_hub_id(model: str) -> bool:
     return re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*(?<!\.gguf)", model) is not None
 
 
+Width = Annotated[int, Field(ge=4, multiple_of=4)]
+
+
+def attention_heads(hidden: int, *, width: int) -> int:
+    """Return how many heads share ``hidden`` dimensions evenly: one per ``width`` of them if that divides, or fewer."""
+    return next(n for n in range(max(2, hidden // width), 0, -1) if hidden % (2 * n) == 0)
+
+
 class Scratch(Settings):
     """The shape of a small Llama trained from nothing, with a tokenizer trained on the data."""
 
     vocabulary: Annotated[int, Field(ge=300)] = Field(
         2048, description="vocabulary size of the tokenizer; a reward uses the policy's"
     )
-    hidden: Count = Field(128, description="width; a multiple of twice the heads")
+    hidden: Width = Field(128, description="width, a multiple of 4; there is an attention head per 32 of it")
     layers: Count = Field(4, description="layers")
-    heads: Count = Field(4, description="attention heads per layer")
     context: Count = Field(512, description="maximum number of tokens in prompt and response")
 
-    @model_validator(mode="after")
-    def _heads_share(self) -> "Scratch":
-        if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 × heads ({self.heads})")
-        return self
 
-
-class Adapter(Settings):
+class Lora(Settings):
     """Low-rank adaptation; the model is saved with the adapter merged, and the adapter by itself in `adapter/`."""
 
     rank: Count = Field(16, description="rank of the adapter's matrices, on all linear layers")
-    alpha: Positive = Field(32.0, description="scale of the adapter: alpha / rank")
-
-
-class Lora(Adapter):
-    """An adapter that is trained, on all layers of a model or on its last ones."""
-
     layers: Count | None = Field(
         None,
         description=(

@@ -23,8 +23,8 @@ from infalign.core.sequences import Lazy
 from infalign.core.storage import atomic_path, unwritable
 from infalign.models.guided import states_after
 from infalign.models.logits import Logits
-from infalign.models.logprobs import FEW_TOKENS, TokenIds
 from infalign.models.packed import PackedBatch, StoredStates, can_pack, packed_batches, packing
+from infalign.models.passes import FEW_TOKENS, TokenIds
 from infalign.models.top_tokens import TopTokens
 
 PROMPTS_PER_SHARD = 16
@@ -59,8 +59,8 @@ def write_states(
     if needed > (free := disk_usage(folder.path).free):
         raise ConfigError(
             f"the reference's states need {needed / 1e9:.1f} GB, but {folder.path} has {free / 1e9:.1f} GB free; "
-            "free some, lower guide.side.reads, or recompute them in each pass: use a guide with lora, one on a "
-            "trunk without top_tokens, or fit.lora without layers"
+            "free some, lower guide.side.reads, or recompute them in each pass: use a guide on a trunk without "
+            "top_tokens, or fit.lora without layers"
         )
     with torch.inference_mode(), packing(model):
         for first in range(0, len(prompts), PROMPTS_PER_SHARD):

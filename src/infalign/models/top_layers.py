@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from infalign.core.errors import ConfigError
-from infalign.models.logprobs import evaluating
 from infalign.models.packed import PackedBatch, can_pack, packing
+from infalign.models.passes import evaluating
 from infalign.models.states import states_of
 
 

@@ -12,7 +12,6 @@ from infalign.models.conversion import content_hash, is_convertible
 from infalign.models.pretrained import model_digest
 from infalign.models.tokenizers import TEMPLATES
 from infalign.recipe.settings import Recipe
-from infalign.training.solvers.guide import TRUNKS
 
 
 class Digests:
@@ -79,19 +78,14 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
             model["model"] = {"content": content_hash(named, digests)}
         elif named is not None and Path(named).is_dir():
             model["model"] = {"content": model_digest(named, digests)}
-        if isinstance(function := model.get("function"), str):
+        if function := model.get("function"):
             model["function"] = _of_function(function, digests)
-        elif function:
-            model["function"] = [_of_function(spec, digests) | {"weight": function[spec]} for spec in function]
     if (template := settings["policy"].pop("chat_template")) is not None:
         in_file = template not in TEMPLATES
         settings["policy"]["chat_template"] = _content(Path(template), digests) if in_file else template
     for policy in settings["policies"].values():
         if policy.get("transform", "").endswith(".json"):
             policy["transform"] = _content(Path(policy["transform"]), digests)
-        guide = policy.get("guide") or {"trunk": "reference"}
-        if guide["trunk"] not in TRUNKS and Path(guide["trunk"]).is_dir():
-            guide["trunk"] = {"content": model_digest(guide["trunk"], digests)}
     return settings
 
 

@@ -64,11 +64,8 @@ def _beside(folder: Path, settings: dict[str, Any]) -> None:
     for name, key in (("reward", "function"), ("judge", "function"), ("gold", "function"), ("policy", "chat_template")):
         if not isinstance(section := settings.get(name), dict):
             continue
-        given = section.get(key)
-        if isinstance(given, dict):
-            settings[name] = section | {key: {_placed(folder, spec): weight for spec, weight in given.items()}}
-        elif given is not None:
-            settings[name] = section | {key: _placed(folder, given)}
+        if section.get(key) is not None:
+            settings[name] = section | {key: _placed(folder, section[key])}
 
 
 def _placed(folder: Path, given: Any) -> Any:

@@ -16,7 +16,6 @@ from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
 from infalign.training.solvers.base import RecipeFacts
-from infalign.training.solvers.guide import TRUNKS
 
 TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
 
@@ -92,16 +91,6 @@ class Recipe(Settings):
     def named_models(self) -> dict[str, str]:
         """The folder, GGUF or hub id that a section's ``model`` names, by section; a package's folder is found."""
         return {name: locate_model(section.model) for name, section in self.models.items() if section.model}
-
-    @property
-    def named_trunks(self) -> dict[str, str]:
-        """The folder or hub id that a guide starts from, where that is no model of the run, by its key."""
-        guides = {name: policy.trained_guide for name, policy in self.policies.items()}
-        return {
-            f"policies.{name}.guide.trunk": guide.trunk
-            for name, guide in guides.items()
-            if guide is not None and guide.trunk not in TRUNKS
-        }
 
     def machine_warnings(self) -> list[str]:
         """Return warnings about the machine: torch is loaded only where something is computed in bfloat16."""

@@ -136,10 +136,8 @@ def _table(*columns: str, rows: Mapping[str, Iterable[Estimate]]) -> str:
 
 def _source(source: RewardSource) -> str:
     """Return what a reward is, without paths and addresses of a machine."""
-    if source.functions:
-        named = [(f"`{function_name(spec)}`", weight) for spec, weight in source.functions.items()]
-        terms = (name if weight == 1 else f"{weight:g} × {name}" for name, weight in named)
-        return f"the Python function {' + '.join(terms)}"
+    if source.function is not None:
+        return f"the Python function `{function_name(source.function)}`"
     if source.url is not None:
         return "a reward model behind a server"
     if source.trained:

@@ -1,9 +1,10 @@
-"""The reward of a transformers sequence classifier; heads on one frozen model share its passes."""
+"""The reward of a transformers sequence classifier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import cached_property
 from itertools import groupby, islice
 from os.path import commonprefix
 from pathlib import Path
@@ -13,11 +14,10 @@ from typing import TYPE_CHECKING
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.conversations import conversation_ids
-from infalign.models.logprobs import BATCH_TOKENS, length_batches, right_padded
+from infalign.models.passes import BATCH_TOKENS
 from infalign.models.pretrained import config_of, is_classifier, read_tokenizer, read_weights
 from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import set_date
-from infalign.rewards.base import RewardFunction
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 POOLED = "infalign-pooled"  # `models.pooled`, which is loaded with torch only
 SCORED_AGAIN = 8  # texts
 MARGIN = 8.0  # times the largest difference found, since other texts and threads may differ more
-KEPT = 2**18  # responses whose outputs of several heads are kept, some 100 MB; others are read again
 Text = tuple[int, ...]  # the token ids of a conversation with its response
 
 
@@ -40,11 +39,11 @@ def check_classifier(folder: str | Path) -> None:
             f"reward model {folder} is {made}, not a sequence classifier; give it "
             "fit or head, or train it first, for example with TRL's RewardTrainer"
         )
-    _check_outputs(config, str(folder), 1)
+    _check_outputs(config, str(folder))
 
 
-def _check_outputs(config: PretrainedConfig, name: str, outputs: int) -> None:
-    if config.num_labels != outputs:
+def _check_outputs(config: PretrainedConfig, name: str) -> None:
+    if config.num_labels != 1:
         raise ConfigError(f"{name} has {config.num_labels} outputs; a reward model must have one (num_labels=1)")
 
 
@@ -64,9 +63,8 @@ class ClassifierReward:
     within which `CalibratedReward` takes two rewards for one. The first call measures it, and it grows with later ones.
 
     If the model's configuration names no padding token, the tokenizer's padding or EOS token is written into it, since
-    the classifier reads its output at the last token that is not padding.
-    A model of several ``outputs`` has them all in `outputs`; the first is the reward. Raises ConfigError if it has
-    another number, or the tokenizer no chat template, padding or EOS token.
+    the classifier reads its output at the last token that is not padding. Raises ConfigError for a model with another
+    number of outputs, and for a tokenizer without chat template, or without padding and EOS token.
 
     >>> reward = ClassifierReward.load(REWARD_MODEL)
     >>> len(reward([[{"role": "user", "content": "How are you?"}]] * 2, ["Fine.", "Where?"]))
@@ -79,11 +77,10 @@ class ClassifierReward:
         tokenizer: PreTrainedTokenizerBase,
         *,
         batch_tokens: int = BATCH_TOKENS,
-        outputs: int = 1,
     ) -> None:
         name = model.config.name_or_path or type(model).__name__
         config = model.config.get_text_config()
-        _check_outputs(model.config, name, outputs)
+        _check_outputs(model.config, name)
         if tokenizer.chat_template is None:
             raise ConfigError(f"the tokenizer of {name} has no chat template; save the one used in training with it")
         if config.pad_token_id is None:
@@ -130,10 +127,6 @@ class ClassifierReward:
 
     def __call__(self, prompts: list[list[Message]], responses: list[str]) -> list[float]:
         """Return the reward of each row, computed in the model's precision; DataError if a row is too long."""
-        return [outputs[0] for outputs in self.outputs(prompts, responses)]
-
-    def outputs(self, prompts: list[list[Message]], responses: list[str]) -> list[list[float]]:
-        """Return the outputs of each row; raises as a call."""
         token_ids = [self._read(tuple(ids)) for ids in self.tokenize(prompts, responses)]
         for prompt, ids in zip(prompts, token_ids, strict=True):
             if self.max_length is not None and len(ids) > self.max_length:
@@ -151,22 +144,18 @@ class ClassifierReward:
                 self._measure_rounding(distinct, rewards)
         return [rewards[ids] for ids in token_ids]
 
-    def _scored(self, texts: Mapping[Text, list[Message]]) -> dict[Text, list[float]]:
-        packed = self._packs and min(map(len, texts), default=2) > 1
-        return dict(self._packed(texts) if packed else self._padded(list(texts)))
-
     def tolerate(self, gap: float) -> None:
         """Raise the tolerance to `MARGIN` times a difference of two rewards of one text that uses up half of it."""
         self.tolerance = MARGIN * gap if 2.0 * gap > self.tolerance else self.tolerance
 
-    def _measure_rounding(self, texts: Mapping[Text, list[Message]], known: Mapping[Text, list[float]]) -> None:
+    def _measure_rounding(self, texts: Mapping[Text, list[Message]], known: Mapping[Text, float]) -> None:
         """Tolerate what the batch changes in the rewards of some texts; if there are few, of beginnings of one, too."""
         some, longest = dict(islice(texts.items(), SCORED_AGAIN)), max(texts, key=len)
         for part in range(len(some), SCORED_AGAIN):
             some.setdefault(self._read(longest[: 1 + len(longest) * part // SCORED_AGAIN]), texts[longest])
         alone = [self._scored({text: prompt}) for text, prompt in some.items()]
-        ways = (known, self._scored(some), dict(self._padded(list(some))), *alone)
-        found = [[way[text][0] for way in ways if text in way] for text in some]
+        ways = (known, self._scored(some), self._scored(some, plainly=True), *alone)
+        found = [[way[text] for way in ways if text in way] for text in some]
         self.tolerate(max(max(max(each) - min(each), 2.0**-23 * abs(each[0])) for each in found))  # float32's at least
 
     def _read(self, ids: Text) -> Text:
@@ -188,62 +177,21 @@ class ClassifierReward:
         # Of a head that is 0 anything would give the outputs, and not every head is `score` alone.
         return can_pack(self.model.base_model, PackedBatch.last_states) and can_pack(self.model, PackedBatch.scores)
 
-    def _packed(self, texts: Mapping[Text, list[Message]]) -> Iterator[tuple[Text, list[float]]]:
-        """Yield the outputs of each text; what all texts of a prompt begin with is computed once."""
+    def _scored(self, texts: Mapping[Text, list[Message]], *, plainly: bool = False) -> dict[Text, float]:
+        """Return the reward of each text; packed, unless ``plainly``, what texts of a prompt share is computed once."""
         import torch
 
         from infalign.models.packed import packed_batches, packing
 
-        beginnings, endings = list[Text](), list[Text]()
-        for _, of_prompt in groupby(texts, key=texts.__getitem__):
+        packs = not plainly and self._packs and min(map(len, texts), default=2) > 1
+        shared, found = dict.fromkeys(texts, 0), list[float]()
+        for _, of_prompt in groupby(texts, key=texts.__getitem__) if packs else ():
             group = [*of_prompt]
-            shared = min(len(commonprefix(group)), min(map(len, group)) - 1)  # noqa: RUF071 (not of paths)
-            beginnings += [text[:shared] for text in group]
-            endings += [text[shared:] for text in group]
-        asked = list(texts)
-        with torch.inference_mode(), packing(self.model):
-            for part, packed in packed_batches(beginnings, endings, self.batch_tokens, self.model, logits=False):
-                yield from zip(asked[part], packed.scores(self.model).float().tolist(), strict=True)
-
-    def _padded(self, texts: Sequence[Text]) -> Iterator[tuple[Text, list[float]]]:
-        """Yield the outputs of each text."""
-        import torch
-
-        pad_id = self.model.config.get_text_config().pad_token_id
-        for rows in length_batches([len(text) for text in texts], self.batch_tokens):
-            # Rows are always padded on the right, so that positions do not depend on the other rows.
-            input_ids = right_padded([texts[row] for row in rows], pad_id, self.model.device)
-            attention_mask = right_padded([[1] * len(texts[row]) for row in rows], 0, self.model.device)
-            with torch.inference_mode():
-                logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-            yield from zip([texts[row] for row in rows], logits.float().tolist(), strict=True)
-
-
-def share_passes(rewards: Sequence[ClassifierReward]) -> list[RewardFunction]:
-    """Return rewards that share their passes, if they are heads on one frozen model; otherwise the ``rewards``.
-
-    They have one tokenizer.
-    """
-    from infalign.models.pooled import PooledForSequenceClassification
-
-    models = [reward.model for reward in rewards]
-    heads = [model for model in models if isinstance(model, PooledForSequenceClassification)]
-    joined = PooledForSequenceClassification.joined(heads) if len(heads) == len(models) else None
-    if joined is None:
-        return [*rewards]
-    whole = ClassifierReward(joined, rewards[0].tokenizer, batch_tokens=rewards[0].batch_tokens, outputs=len(heads))
-    known = dict[tuple[str, str], list[float]]()  # all outputs of a pass, by prompt and response
-
-    def read(place: int, prompts: list[list[Message]], responses: list[str]) -> list[float]:
-        keys = list(zip(map(prompt_id, prompts), responses, strict=True))
-        found = {key: known[key] for key in keys if key in known}
-        new = {key: row for row, key in enumerate(keys) if key not in found}
-        if new:
-            rows = new.values()
-            outputs = whole.outputs([prompts[row] for row in rows], [responses[row] for row in rows])
-            given = dict(zip(new, outputs, strict=True))
-            found |= given
-            known.update(islice(given.items(), max(0, KEPT - len(known))))
-        return [found[key][place] for key in keys]
-
-    return [partial(read, place) for place in range(len(heads))]
+            common = min(len(commonprefix(group)), min(map(len, group)) - 1)  # noqa: RUF071 (not of paths)
+            shared |= dict.fromkeys(group, common)
+        asked = [*texts] if packs else sorted(texts, key=len, reverse=True)  # the longest first, as they are padded
+        parts = [text[: shared[text]] for text in asked], [text[shared[text] :] for text in asked]
+        with torch.inference_mode(), packing(self.model) if packs else nullcontext():
+            for _, batch in packed_batches(*parts, self.batch_tokens, self.model, logits=False):
+                found += batch.scores(self.model)[:, 0].float().tolist()
+        return dict(zip(asked, found, strict=True))

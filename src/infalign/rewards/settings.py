@@ -8,8 +8,6 @@ from infalign.core.http import checked_url, checked_variable
 from infalign.core.settings import Count, Settings
 from infalign.models.settings import Model
 
-Weight = Annotated[float, Field(allow_inf_nan=False)]
-
 
 class Head(Settings):
     """A linear Bradley–Terry head on mean states of a frozen model, which may be an encoder.
@@ -25,12 +23,9 @@ class RewardSource(Model):
     """A Bradley–Terry classifier, a Python function or a server; a classifier starts from the reference by default."""
 
     head: Head | None = Field(None, description="instead of `fit`: train only a head, on the frozen model's states")
-    function: str | Annotated[dict[str, Weight], Field(min_length=1)] | None = Field(
+    function: str | None = Field(
         None,
-        description=(
-            "my_file.py:score beside the recipe, or package.module:score; in infalign's form, TRL's or verl's; or "
-            "a weighted sum, {my_file.py:score: 1, package.module:form: 0.2}"
-        ),
+        description="my_file.py:score beside the recipe, or package.module:score; in infalign's form, TRL's or verl's",
     )
     time_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
@@ -49,11 +44,6 @@ class RewardSource(Model):
         None, description="environment variable that holds the server's API key"
     )
     in_flight: Count | None = Field(None, description="concurrent requests; default: 16, for vLLM 64")
-
-    @property
-    def functions(self) -> dict[str, float]:
-        """The functions that it adds, with their weights."""
-        return {self.function: 1.0} if isinstance(self.function, str) else self.function or {}
 
     @property
     def is_classifier(self) -> bool:

@@ -1,6 +1,6 @@
 """The rewards of a run: for each one its source, its model folder and its stored rewards."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from infalign.models.pretrained import model_digest
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch, RewardFunction
-from infalign.rewards.classifier import ClassifierReward, share_passes
-from infalign.rewards.function import function_reward, weighted_reward
+from infalign.rewards.classifier import ClassifierReward
+from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
@@ -49,72 +49,40 @@ class Scorer:
     shards: Callable[[], list[Path]]
     date: str | None  # what a chat template prints that asks for the day
 
-    def load(self) -> RewardFunction:
-        """Return the reward function: text in, numbers out, a batch at a time.
+    def load(self) -> NamedReward:
+        """Return the reward function with its name, and the label of its scores.
 
         Raises DataError if a server or a function no longer reproduces the rewards that the run has stored.
         """
         source = self.source
-        reward: RewardFunction
+        function: RewardFunction
         if source.url is not None:
             tokenizer = load_tokenizer(self.tokenizer)
-            reward = RemoteReward(source.url, tokenizer, api_key_env=source.api_key_env, in_flight=source.in_flight)
+            function = RemoteReward(source.url, tokenizer, api_key_env=source.api_key_env, in_flight=source.in_flight)
         elif source.function is not None:
-            reward = weighted_reward(source.functions, source.time_limit)
+            function = function_reward(source.function, source.time_limit)
         else:
-            reward = self.classifier()
-        check_unchanged(self.named(reward), self.shards())
+            device, dtype = self.compute.torch_device(), self.compute.dtype
+            function = ClassifierReward.load(self.model, device=device, dtype=dtype, date=self.date)
+        reward = NamedReward(function, self.name, self.made_by)
+        check_unchanged(reward, self.shards())
         return reward
 
-    def classifier(self) -> ClassifierReward:
-        """Return the reward function of a classifier."""
-        device, dtype = self.compute.torch_device(), self.compute.dtype
-        return ClassifierReward.load(self.model, device=device, dtype=dtype, date=self.date)
-
-    def named(self, reward: RewardFunction) -> NamedReward:
-        """Return the loaded ``reward`` with its name, and the label of its scores."""
-        return NamedReward(reward, self.name, self.made_by)
-
-    def score(
-        self,
-        rows: Batch,
-        folder: Path,
-        on_progress: OnProgress,
-        reward: RewardFunction | None = None,
-        known: Path | None = None,
-    ) -> Array:
-        """Return rewards of responses by ``reward``, by default loaded; those in ``folder`` and ``known`` are kept."""
-        return score_to(folder, self.named(reward or self.load()), rows, known=known, on_progress=on_progress)
+    def score(self, rows: Batch, folder: Path, on_progress: OnProgress, known: Path | None = None) -> Array:
+        """Return the rewards of responses; those in ``folder`` and ``known`` are kept."""
+        return score_to(folder, self.load(), rows, known=known, on_progress=on_progress)
 
     @property
     def identity(self) -> str:
-        """What identifies a reward: its url, its function's name (without folder) or the digest of its model.
-
-        Of several functions it has all names, with the weights that are not 1.
-        """
+        """What identifies a reward: its url, its function's name (without folder) or the digest of its model."""
         if self.source.url is not None:
             return self.source.url
-        if self.source.function is None:
-            return model_digest(self.model)
-        weights = {function_name(spec): weight for spec, weight in self.source.functions.items()}
-        return " + ".join(name if weight == 1 else f"{weight:g}*{name}" for name, weight in weights.items())
+        return model_digest(self.model) if self.source.function is None else function_name(self.source.function)
 
     @property
     def made_by(self) -> str:
         """The label that scores are stored under: the identity, with a hash of the source for a function."""
-        files = [file for spec in self.source.functions if (file := source_file(spec)) and file.is_file()]
-        hashes = " ".join(hash_file(file)[:8] for file in files)
-        within = "" if self.source.time_limit is None else f" (limit {self.source.time_limit})"
-        return f"{self.identity} (source {hashes}){within}" if files else f"{self.identity}{within}"
-
-
-def load_rewards(scorers: Sequence[Scorer]) -> Iterator[tuple[Scorer, RewardFunction]]:
-    """Yield rewards with their functions, one after the other; heads on one frozen model share their passes."""
-    found = dict[str, RewardFunction]()
-    for scorer in scorers:
-        if scorer.name not in found and scorer.source.head:
-            heads = [other for other in scorers if other.source.head and other.source.model == scorer.source.model]
-            if len(heads) > 1:
-                shared = share_passes([head.classifier() for head in heads])
-                found |= zip((head.name for head in heads), shared, strict=True)
-        yield scorer, found.pop(scorer.name) if scorer.name in found else scorer.load()
+        function, limit = self.source.function, self.source.time_limit
+        file = source_file(function) if function is not None else None
+        source = f" (source {hash_file(file)[:8]})" if file and file.is_file() else ""
+        return f"{self.identity}{source}" + ("" if limit is None else f" (limit {limit})")

@@ -26,7 +26,7 @@ from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.sampling.prompts import Prompts, Sampler
 from infalign.sampling.rollouts import read_rollouts, shard_path
-from infalign.sampling.settings import KINDS, Rollout
+from infalign.sampling.settings import KINDS, Drawing
 from infalign.sampling.shared_prefix import ALTERNATIVES, SharedPrefixError
 
 PROMPTS = "prompts.parquet"  # in a folder of rollouts, beside their shards
@@ -93,19 +93,18 @@ def sample(
     prompts: AnyPrompts,
     k: int = 32,
     *,
-    max_new_tokens: int = Rollout().max_new_tokens,
     seed: int = 0,
-    engine: str | Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
+    **drawing: Any,
 ) -> Rollouts:
     """Draw ``k`` responses to each prompt, at temperature 1 without truncation.
 
     ``model`` is a folder, a hub id, a loaded transformers model or ``(model, tokenizer)``. ``prompts`` are texts (one
     turn of the user), lists of messages, or rows with a column ``prompt``, whose other columns reach a reward. A
-    response depends on ``seed``, its prompt and its number alone. ``engine`` is the URL of an OpenAI-compatible server,
-    such as vLLM, or the settings of a recipe's ``rollout.engine``; by default the model draws in this process, with a
-    warning if that is slow. A ``folder`` keeps responses as they come: the same call continues after a stop, and a
-    larger ``k`` or more prompts add to what is there.
+    response depends on ``seed``, its prompt and its number alone. ``drawing`` are ``max_new_tokens``, 64 by default,
+    and ``engine``: the URL of an OpenAI-compatible server, such as vLLM, or the settings of a recipe's
+    ``rollout.engine``; by default the model draws in this process, with a warning if that is slow. A ``folder`` keeps
+    responses as they come: the same call continues after a stop, and a larger ``k`` or more prompts add to it.
 
     Raises ConfigError for a model that cannot be sampled and a folder with anything else, DataError for a prompt that
     occurs twice, that the chat template cannot render or that the model has no room for.
@@ -115,15 +114,17 @@ def sample(
     """
     if k < 1:
         raise ConfigError(f"k must be at least 1, found {k}")
-    given = {"kind": "server", "url": engine} if isinstance(engine, str) else engine or {}
+    if isinstance(url := drawing.get("engine"), str):
+        drawing["engine"] = {"kind": "server", "url": url}
     with explained("sample"):
-        settings = Rollout.model_validate({"engine": given}).engine
-    source: Any = Policy.of(model) if settings.is_local else model_name(model)
-    tokenizer, asked = source.tokenizer if settings.is_local else load_tokenizer(source), read_prompts(prompts)
+        settings = Drawing.model_validate(drawing)
+    engine, longest = settings.engine, settings.max_new_tokens
+    source: Any = Policy.of(model) if engine.is_local else model_name(model)
+    tokenizer, asked = source.tokenizer if engine.is_local else load_tokenizer(source), read_prompts(prompts)
     tools = [json.loads(columns).get("tools") for columns in listed(asked, "columns")]
     ids = prompt_ids(tokenizer, prompts_of(asked), tools)
     asked = asked.append_column("token_ids", pa.array(ids, pa.list_(pa.int32())))
-    drawn_with: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "engine": given}
+    drawn_with: dict[str, Any] = {"max_new_tokens": longest, "seed": seed, "engine": engine.model_dump()}
     with nullcontext(folder) if folder is not None else TemporaryDirectory() as place, shown("sample") as report:
         path = Path(place)
         if folder is not None:
@@ -132,12 +133,12 @@ def sample(
         path.mkdir(parents=True, exist_ok=True)
         about = json.dumps({"k": k, "drawn_with": drawn_with})
         write_table(path / PROMPTS, asked.replace_schema_metadata({DRAWN_WITH: about}))
-        sampler = Sampler(source, settings, max_new_tokens, Compute())
+        sampler = Sampler(source, engine, longest, Compute())
         draw = partial(Sampler.draw, prompts=Prompts.of(asked), k=k, folder=path, seed=seed, on_progress=report)
         try:
             draw(sampler)
         except SharedPrefixError as error:
-            if engine is not None:
+            if "engine" in drawing:
                 raise
             why = str(error).removesuffix(ALTERNATIVES)
             warnings.warn(f"{why}; responses are drawn with transformers' generate, which is slower", stacklevel=2)

@@ -22,7 +22,14 @@ else:
 MOST_PROMPTS, AUTO_MINUTES = 4000, 10.0
 
 
-class Rollout(Settings):
+class Drawing(Settings):
+    """How long responses are, and what draws them."""
+
+    max_new_tokens: Count = Field(64, description="maximum number of tokens per response, also in evaluation")
+    engine: AnyEngine = Field(KINDS["shared-prefix"](kind="shared-prefix"), description="what samples responses")
+
+
+class Rollout(Drawing):
     """K responses for each training prompt, drawn from the reference policy at temperature 1 without truncation."""
 
     prompts: Annotated[int, Field(ge=4)] = Field(
@@ -35,8 +42,6 @@ class Rollout(Settings):
         f"prompts: auto the default is {AUTO_MINUTES:g}",
     )
     k: Draws = Field(100, description="K, the number of rollouts per prompt; a rank needs at least 2")
-    max_new_tokens: Count = Field(64, description="maximum number of tokens per response, also in evaluation")
-    engine: AnyEngine = Field(KINDS["shared-prefix"](kind="shared-prefix"), description="what samples responses")
 
     @model_validator(mode="before")
     @classmethod

@@ -75,7 +75,7 @@ def open_policy(
 
         torch.set_num_threads(recipe.compute.threads)
     sampling = Sampling(recipe.rollout.max_new_tokens, seed=recipe.seed)
-    scored_by = (run.scorer("reward") if reward is None else _other_scorer(run, reward)).load()
+    scored_by = (run.scorer("reward") if reward is None else _other_scorer(run, reward)).load().function
     if isinstance(scored_by, RemoteReward):
         scored_by = replace(scored_by, retry_seconds=SERVING_RETRY_SECONDS)
     scores = Batches(partial(_scored, scored_by))

@@ -12,7 +12,7 @@ from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import check_response_end, load_tokenizer
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import check_classifier
-from infalign.rewards.function import weighted_reward
+from infalign.rewards.function import function_reward
 
 
 def check_setup(recipe: Recipe) -> list[str]:
@@ -22,7 +22,7 @@ def check_setup(recipe: Recipe) -> list[str]:
     """
     for source in recipe.rewards.values():
         if source.function is not None:
-            weighted_reward(source.functions)
+            function_reward(source.function)
         api_key(source.api_key_env)
     api_key(recipe.rollout.engine.server[1])
     if absent := [tracker for tracker in recipe.report_to if find_spec(tracker) is None]:
@@ -31,18 +31,15 @@ def check_setup(recipe: Recipe) -> list[str]:
 
 
 def _check_models(recipe: Recipe) -> Iterator[str]:
-    """Check each model in a local folder, and its tokenizer; yield those of the hub or in a GGUF, which are unchecked.
-
-    A guide's trunk needs no tokenizer.
-    """
-    for name, path in (recipe.named_models | recipe.named_trunks).items():
-        key = f"{name}.model" if name in recipe.named_models else name
+    """Check each model in a local folder, and its tokenizer; yield those of the hub or in a GGUF, which it does not."""
+    for name, path in recipe.named_models.items():
+        key = f"{name}.model"
         if is_convertible(path):
             yield f"{key}: {path}, which will be converted to {converted_folder(path)}"
         elif Path(path).is_dir():
             if name == "policy":
                 _check_policy(recipe, path)
-            elif name in recipe.named_models:
+            else:
                 load_tokenizer(path)
             if name in recipe.rewards and recipe.rewards[name].is_classifier and not recipe.rewards[name].trained:
                 check_classifier(path)

@@ -96,7 +96,7 @@ def prepare_data(recipe: Recipe, layout: Layout, date: str | None, *, on_progres
 
     tokenizer = make_tokenizer(recipe.policy, date, found.train)
     asked = _ask(tokenizer, [*examples, *test])
-    functions = [import_function(spec) for source in recipe.rewards.values() for spec in source.functions]
+    functions = [import_function(source.function) for source in recipe.rewards.values() if source.function]
     read = {"tools", *(name for function in functions for name in signature(function).parameters)}
     if refused := _refused(tokenizer, asked, [*examples, *test], read, skip_invalid=data.skip_invalid):
         skipped += refused.values()

@@ -21,7 +21,7 @@ from infalign.report.card import write_card
 from infalign.report.results import FORMAT, read_results, write_results
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.trackers import track
-from infalign.rewards.sources import Scorer, load_rewards
+from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import PromptTable, rollout_keys
 from infalign.steps.run import DRAWN, READ, Pass, Run
 from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
@@ -151,8 +151,8 @@ def score_samples(
     scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
     rows = samples.rows(prompts, drawn)
     left_out = np.zeros(len(prompts.prompt_ids), bool)
-    for scorer, reward in load_rewards(scorers):
-        rewards = scorer.score(rows, folder / scorer.name, on_progress, reward, known / scorer.name)
+    for scorer in scorers:
+        rewards = scorer.score(rows, folder / scorer.name, on_progress, known / scorer.name)
         scores = scores.append_column(scorer.name, pa.array(rewards, from_pandas=True))  # NaN is null
         left_out |= np.isnan(rewards.reshape(left_out.size, -1)).any(axis=1)
     summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn), "left_out": int(left_out.sum())}

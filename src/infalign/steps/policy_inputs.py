@@ -20,7 +20,7 @@ from infalign.rewards.sources import Scorer
 from infalign.steps.run import Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Inputs, Solver
-from infalign.training.solvers.guide import TRUNKS, States
+from infalign.training.solvers.guide import States
 
 
 class Logprobs(NamedTuple):
@@ -71,7 +71,7 @@ class PolicyInputs:
     @property
     def of_solver(self) -> Inputs:
         """The part that a solver gets."""
-        trunks = dict(zip(TRUNKS, (self.reference, self.reward.model), strict=True))
+        trunks = {"reference": self.reference, "reward": self.reward.model}
         layout = self.layout
         return Inputs(self.reference, layout.tokenizer, self.procedure, trunks, self.rows, self.problem, layout.model)
 
@@ -84,7 +84,7 @@ class PolicyInputs:
             self.reference,
             load_tokenizer(self.layout.tokenizer, padding_side="left"),
             [row | {"prompt": from_cell(row["prompt"])} for row in prompts.to_pylist()],
-            self.reward.load(),
+            self.reward.load().function,
             self.max_new_tokens,
         )
 

@@ -21,6 +21,7 @@ from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.sampling.settings import KINDS
 from infalign.steps.samples import Samples, StoredRollouts
 from infalign.training.output_folder import Target
+from infalign.training.solvers.guide import SIDE_LAYERS, SIDE_WIDTH
 
 OWN_ENGINE = KINDS["shared-prefix"](kind="shared-prefix")
 ROLLOUT_PARTS = 4  # in which rollouts are drawn, one unit of work each
@@ -114,9 +115,9 @@ class Run:
         if guide is None:
             return [own]
         if guide.side is not None:
-            return [own, Scratch(**guide.side.model_dump(exclude={"reads"}))]
+            return [own, Scratch(hidden=SIDE_WIDTH, layers=SIDE_LAYERS)]
         of_run = {"reference": own, "reward": self.architecture("reward")}
-        return [own, of_run.get(guide.trunk, guide.trunk)]
+        return [own, of_run[guide.trunk]]
 
     def scoring_networks(self, *names: str) -> list[Scratch | str]:
         """Return the architectures of those rewards that are models of the run."""

@@ -149,7 +149,7 @@ def do_units(
     if remaining.todo:
         recipe.compute.check()
         check_setup(recipe)
-        for model in {*recipe.named_models.values(), *recipe.named_trunks.values()}:
+        for model in set(recipe.named_models.values()):
             check_reachable(model)
         trained = [name for name in recipe.policies if f"train-{name}" in remaining.todo]
         for warning in (

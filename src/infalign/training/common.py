@@ -107,7 +107,7 @@ def lora_config(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig
     below = count_layers_below(model, fit.lora.layers) if fit.lora.layers is not None else 0
     return LoraConfig(
         r=fit.lora.rank,
-        lora_alpha=fit.lora.alpha,
+        lora_alpha=2 * fit.lora.rank,
         target_modules="all-linear",
         exclude_modules=rf"(.*\.)?(layers|h|blocks)\.({'|'.join(map(str, range(below)))})\..*" if below else None,
         task_type=task,

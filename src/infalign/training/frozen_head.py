@@ -1,6 +1,6 @@
 """A Bradley–Terry reward on frozen states of a language model; layers and penalty are chosen by cross-validation."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +9,14 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
-from torch import Tensor
 
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.data.messages import Pair, prompt_id
 from infalign.method.calibration import Array
 from infalign.models.conversations import conversation_ids, prompt_ids
-from infalign.models.logprobs import FEW_TOKENS, TokenIds, padded_batches
-from infalign.models.packed import PackedBatch, can_pack, packed_batches, packing
+from infalign.models.packed import PackedBatch, packed_batches, packing_if_possible
+from infalign.models.passes import FEW_TOKENS
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
 
 DEPTHS = 6  # layers to choose from, evenly spaced
@@ -85,26 +84,12 @@ def pooled_states(
                 )
             prompts.append(asked)
             responses.append(ids[len(asked) :])
-    found = dict[int, Array]()
-    with torch.inference_mode():
-        for rows, states in _mean_states(reader, prompts, responses):
-            found |= zip(rows, states.float().cpu().numpy(), strict=True)
-            on_progress(len(found) // 2, len(pairs), "states of pairs")
-    return np.stack([found[row] for row in range(2 * len(pairs))]).astype(float).reshape(len(pairs), 2, -1)
-
-
-def _mean_states(
-    reader: PooledForSequenceClassification, prompts: TokenIds, responses: TokenIds
-) -> Iterator[tuple[Iterable[int], Tensor]]:
-    """Yield rows with the mean states of their responses; if packed, a prompt is computed once for all of them."""
-    if can_pack(reader.base_model, PackedBatch.last_states):
-        with packing(reader):
-            for part, packed in packed_batches(prompts, responses, FEW_TOKENS, reader, logits=False):
-                yield range(part.start, part.stop), packed.last_states(reader.base_model)
-        return
-    for rows, batch in padded_batches(prompts, responses, FEW_TOKENS, reader):
-        mask = batch["attention_mask"]
-        yield rows, reader.base_model(batch["input_ids"], mask).last_hidden_state[range(len(rows)), mask.sum(1) - 1]
+    found, model = list[Array](), reader.base_model
+    with torch.inference_mode(), packing_if_possible(model, PackedBatch.last_states):
+        for rows, batch in packed_batches(prompts, responses, FEW_TOKENS, model, logits=False):
+            found.append(batch.last_states(model).float().cpu().numpy())
+            on_progress(rows.stop // 2, len(pairs), "states of pairs")
+    return np.concatenate(found).astype(float).reshape(len(pairs), 2, -1)
 
 
 def prompt_folds(prompts: Sequence[str], seed: int) -> NDArray[np.int64]:

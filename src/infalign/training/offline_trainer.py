@@ -23,8 +23,7 @@ from infalign.method.calibration import Array
 from infalign.method.laws import Law
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logits import kl_from
-from infalign.models.logprobs import completion_logprobs, padded_batch
-from infalign.models.packed import PackedBatch, can_pack, packing
+from infalign.models.packed import PackedBatch, can_pack, packing_if_possible
 from infalign.models.settings import Fit
 from infalign.models.top_layers import starting_from_states
 from infalign.training.common import Fitted, LossTrainer, run_training, starting_weights, trainer_config, with_adapter
@@ -59,9 +58,7 @@ class RolloutRegression:
     def of_batch(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the objective's loss and h = log π/π_ref, (B, M)."""
         number_B, reference, batch = (inputs[key] for key in ("number", "reference", "batch"))
-        packed = isinstance(batch, PackedBatch)
-        logprob = batch.logprobs(model) if packed else completion_logprobs(model, **batch)
-        h_BM = (logprob - reference).view(len(number_B), -1)
+        h_BM = (batch.logprobs(model) - reference).view(len(number_B), -1)
         return self.objective.loss(h_BM, number_B), {"log_ratio": h_BM}
 
 
@@ -106,9 +103,9 @@ def fit_to_rollouts(
     """
     training, evaluation = _examples(loss.objective, _by_prompt(rollouts, law), settings, job.seed)
     models = (model,) if loss.teacher is None else (model, loss.teacher)
-    all_pack = all(map(can_pack, models))
-    if not all_pack and (loss.teacher is not None or isinstance(model, GuidedForCausalLM)):
-        raise ConfigError("a model has layers without full attention; guides and distillation do not support it")
+    if any(isinstance(one, GuidedForCausalLM) and not can_pack(one) for one in models):
+        raise ConfigError("a guide's model has layers without full attention; leave guide out")
+    passes = [*map(packing_if_possible, models)]
     adapted = with_adapter(model, settings, TaskType.CAUSAL_LM)
     start = starting_weights(adapted)
     trainer = LossTrainer(
@@ -117,12 +114,12 @@ def fit_to_rollouts(
         args=trainer_config(TrainingArguments, settings, job, **VALIDATED),
         train_dataset=training,
         eval_dataset=evaluation,
-        data_collator=_Collator(rollouts, all_pack),
+        data_collator=_Collator(rollouts),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
     with ExitStack() as stack:
-        for packed in models if all_pack else ():
-            stack.enter_context(packing(packed))
+        for packing in passes:
+            stack.enter_context(packing)
         if settings.lora is not None and settings.lora.layers is not None:
             stack.enter_context(starting_from_states(model, settings.lora.layers))
         fitted = run_training(trainer, job)
@@ -207,11 +204,10 @@ def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generat
 class _Collator:
     """The number of each example, and of each of its rollouts the reference's log-probability.
 
-    The rollouts are packed, with the states that a teacher reads in the same order, or padded.
+    The rollouts are packed, with the states that a teacher reads in the same order.
     """
 
     rollouts: Sequence[dict[str, Any]]
-    packs: bool
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [self.rollouts[i] for example in examples for i in example["rollouts"]]
@@ -220,8 +216,6 @@ class _Collator:
             "number": torch.tensor([example["number"] for example in examples]),
             "reference": torch.tensor([row["reference_logprob"] for row in rows]),
         }
-        if not self.packs:
-            return batch | {"batch": padded_batch(prompts, responses, "cpu")}
 
         def packed(states: str) -> PackedBatch:
             return PackedBatch.pack(prompts, responses, stored=[row[states] for row in rows if states in row])

@@ -12,7 +12,7 @@ from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from infalign.data.examples import Example
 from infalign.data.messages import Pair
 from infalign.models.conversations import conversation_ids, training_ids
-from infalign.models.logprobs import IGNORED
+from infalign.models.passes import IGNORED
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import lora_config, run_training, trainer_config, training_order

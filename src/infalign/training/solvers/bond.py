@@ -58,26 +58,26 @@ class JBOND(Advantages):
         """Return log π/π_start of each response; the batch has log-ratios to the anchor, which moves."""
         import torch
 
-        from infalign.models.logprobs import token_logprobs
+        from infalign.models.packed import response_logprobs
 
         found = batch.tensors
         policy_B = ((batch.log_ratio_BT + found["ref_per_token_logps"]) * found["completion_mask"]).sum(1)
         texts = (unpadded(found, kind) for kind in ("prompt", "completion"))
-        start_B = token_logprobs(self._start, *texts)
+        start_B = response_logprobs(self._start, *texts)
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 
     def training_batch(self, loop: Any, output: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with the better anchor responses appended to the policy's own."""
         import torch
-
-        from infalign.models.logprobs import right_padded
+        from torch.nn.utils.rnn import pad_sequence
 
         (first, first_rewards), (second, second_rewards) = self._anchor_responses
         better = [a if x >= y else b for a, b, x, y in zip(first, second, first_rewards, second_rewards, strict=True)]
         rows, ids = [*unpadded(output, "completion"), *better], output["completion_ids"]
         output |= {name: output[name].repeat(2, 1) for name in ("prompt_ids", "prompt_mask")}
-        output["completion_ids"] = right_padded(rows, loop.processing_class.pad_token_id, ids.device)
-        output["completion_mask"] = right_padded([[1] * len(row) for row in rows], 0, ids.device)
+        texts = [torch.tensor(row, dtype=torch.long, device=ids.device) for row in rows]
+        output["completion_ids"] = pad_sequence(texts, True, loop.processing_class.pad_token_id)
+        output["completion_mask"] = pad_sequence([torch.ones_like(text) for text in texts], True)
         forward = torch.full_like(output["advantages"], 1.0 - JEFFREYS)
         output["advantages"] = torch.cat([output["advantages"], forward])
         return {name: output[name] for name in TRAINED_ON if name in output}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from infalign.core.settings import Count, Settings
-from infalign.models.conversion import is_gguf
 from infalign.models.pretrained import add_network_guide
-from infalign.models.settings import Adapter
 
-TRUNKS = ("reference", "reward")  # the models of a run that a guide may start from
+SIDE_WIDTH, SIDE_LAYERS = 192, 2  # of a small network on the reference's states
 
 
 class States(NamedTuple):
@@ -33,23 +31,13 @@ class States(NamedTuple):
 class Side(Settings):
     """A small network on the frozen reference's states, which are computed once for all policies that read them."""
 
-    hidden: Count = Field(192, description="its width")
-    layers: Count = Field(2, description="its layers")
-    heads: Count = Field(3, description="its attention heads")
     reads: Count = Field(3, description="how many layers of the reference it reads, evenly spaced, including the last")
-
-    @model_validator(mode="after")
-    def _whole_heads(self) -> Side:
-        if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 × heads ({self.heads})")
-        return self
 
 
 class Guide(Settings):
     """A second network Q beside the frozen reference: π ∝ π_ref·e^Q (`models.guided`)."""
 
-    trunk: str = Field("reference", description="what the guide starts from: reference, reward, or a folder or hub id")
-    lora: Adapter | None = Field(None, description="the guide is an adapter on the reference, in memory once")
+    trunk: Literal["reference", "reward"] = Field("reference", description="the model of the run that it starts from")
     side: Side | None = Field(None, description="the guide is a small network that reads the reference's states")
     top_tokens: Count | None = Field(
         None,
@@ -61,29 +49,18 @@ class Guide(Settings):
 
     @model_validator(mode="after")
     def _on_the_reference(self) -> Guide:
-        if self.lora is not None and self.top_tokens is not None:
-            raise ValueError("a guide with lora gives every token its own Q; leave top_tokens out")
-        if self.lora is not None and self.side is not None:
-            raise ValueError("a guide is an adapter (lora) or a small network (side), not both")
-        if self.lora is not None and self.trunk != "reference":
-            raise ValueError(f"a guide with lora needs the trunk reference, found {self.trunk}")
         if self.side is not None and self.trunk != "reference":
             raise ValueError(f"a guide with side needs the trunk reference, found {self.trunk}")
-        if is_gguf(self.trunk):
-            raise ValueError(f"a guide starts from a model folder, not the GGUF file {self.trunk}; convert it first")
         return self
 
     def beside(self, reference: Any, tokenizer: Any, trunks: Mapping[str, str]) -> Any:
         """Return the reference with this guide, untrained; ``trunks`` are the folders of the models of a run."""
         from infalign.models.guided import GuidedForCausalLM
 
-        if self.lora is not None:
-            return GuidedForCausalLM.with_lora(reference, **self.lora.model_dump())
         if self.side is not None:
-            side = self.side.model_dump()
-            return GuidedForCausalLM.with_side_network(reference, **side, top_tokens=self.top_tokens or 0)
-        trunk = trunks.get(self.trunk, self.trunk)
-        return add_network_guide(trunk, reference, tokenizer, top_tokens=self.top_tokens or 0)
+            shape = {"hidden": SIDE_WIDTH, "layers": SIDE_LAYERS, "reads": self.side.reads}
+            return GuidedForCausalLM.with_side_network(reference, **shape, top_tokens=self.top_tokens or 0)
+        return add_network_guide(trunks[self.trunk], reference, tokenizer, top_tokens=self.top_tokens or 0)
 
     @property
     def states(self) -> States | None:

@@ -29,7 +29,7 @@ class Offline(Solver):
     @model_validator(mode="after")
     def _whole_guide(self) -> Offline:
         if self.guide is not None and self.fit.lora is not None:
-            raise ValueError("a guide takes guide.lora; leave fit.lora out")
+            raise ValueError("a guide is trained whole; leave guide or fit.lora out")
         if self.guide is not None and self.fit.gradient_checkpointing:
             raise ValueError(
                 "a guide needs its activations; leave fit.gradient_checkpointing out and lower "
@@ -41,7 +41,7 @@ class Offline(Solver):
         """Raise ValueError if a guide has no trunk to start from."""
         super().check(recipe)
         if self.guide is not None and self.guide.trunk == "reward" and not recipe.has_reward_model:
-            raise ValueError("guide.trunk is reward, but the reward is not a model; set it to reference or to a folder")
+            raise ValueError("guide.trunk is reward, but the reward is not a model; set it to reference")
 
     @property
     def label(self) -> str:
