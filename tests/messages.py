@@ -35,10 +35,9 @@ def texts_of(tree: ast.AST, *, docstrings: bool) -> Iterator[tuple[int, str]]:
 def messages() -> Iterator[str]:
     """Yield ``file:line: text`` for every message, and the pages that are templates as they are."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.name != "world.py":  # the synthetic world's sentences
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            for line, text in texts_of(tree, docstrings=path.parent.name == "cli"):
-                yield f"{path.relative_to(PACKAGE)}:{line}: {text}"
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for line, text in texts_of(tree, docstrings=path.parent.name == "cli"):
+            yield f"{path.relative_to(PACKAGE)}:{line}: {text}"
     for path in sorted(PACKAGE.rglob("*.j2")):
         yield f"{path.relative_to(PACKAGE)}:\n{path.read_text(encoding='utf-8')}"
 

@@ -14,7 +14,6 @@ from infalign.method.optimum import optimum as optimum
 from infalign.method.procedures import BestOfN as BestOfN
 from infalign.method.procedures import Mixture as Mixture
 from infalign.method.procedures import OrderStatistics as OrderStatistics
-from infalign.method.procedures import RankDensity as RankDensity
 from infalign.method.procedures import RewindAndRepeat as RewindAndRepeat
 from infalign.method.procedures import WorstOfN as WorstOfN
 from infalign.method.procedures import parse_procedure as parse_procedure

@@ -1,15 +1,17 @@
 """The small text world of the recipe `preferences`: requests for advice, replies of graded care, and a hidden quality.
 
-No weights and no download: tables of phrases, an author who composes them with more or less care, and a judge
-who finds them again in any text. The judge is not the author: long replies come from careful authors, yet
-length itself costs, so a reward model trained on `preferences` can be hacked where `gold` cannot.
-Every tuple of phrases is listed from the best to the worst and written as the judge reads it: lower case, no marks.
+No weights and no download: tables of phrases (world.json), an author who composes them with more or less care, and a
+judge who finds them again in any text. The judge is not the author: long replies come from careful authors, yet length
+itself costs, so a reward model trained on `preferences` can be hacked where `gold` cannot.
+Every list of phrases goes from the best to the worst and is written as the judge reads it: lower case, no marks.
 """
 
+import json
 import math
 import random
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from infalign.core.errors import ConfigError, DataError
@@ -41,105 +43,12 @@ def _ladder(best: float, worst: float, phrases: Sequence[str]) -> dict[str, floa
     return {phrase: best + step * rank for rank, phrase in enumerate(phrases)}
 
 
-# fmt: off
-_TOPICS = (
-    _Topic("grow a garden", "growing a garden", 0.5, 1.3, (
-        "water the roots early in the morning", "mix old leaves into the soil", "plant where the sun stays longest",
-        "pull the weeds while they are small", "give each plant room to spread", "keep a note of what grows",
-        "buy a nice hat for the garden")),
-    _Topic("fix a bike", "fixing a bike", 2.0, 0.7, (
-        "clean and oil the chain each month", "check both brakes before you ride",
-        "pump the tires until they feel hard", "look for glass in the tires", "tighten loose parts with the right tool",
-        "turn the bike over to work", "wipe the seat with a wet cloth")),
-    _Topic("bake bread", "baking bread", -1.5, 1.9, (
-        "weigh the flour on a scale", "let the dough rise until it doubles", "heat the oven until it is very hot",
-        "fold the dough with wet hands", "put a pan of water below", "wait an hour before you cut it",
-        "shake some seeds on top")),
-    _Topic("run a first race", "running a first race", 3.5, 1.0, (
-        "run slow enough to talk", "add a little distance each week", "rest one day between two runs",
-        "wear shoes that fit your feet", "eat a light meal two hours before", "walk a minute when you get tired",
-        "run with a friend on weekends", "pick a shirt in a bright color")),
-    _Topic("save money", "saving money", -0.5, 0.6, (
-        "write down all that you spend", "set some pay aside on pay day", "pay the most costly debt first",
-        "cook at home on week days", "wait two days before you buy", "end the plans you never use",
-        "keep your coins in a jar")),
-    _Topic("learn guitar", "learning guitar", 1.2, 1.5, (
-        "change slowly between two easy chords", "tune the strings each time you play",
-        "practice ten minutes every day", "tap your foot to keep the beat", "press each string close to the fret",
-        "learn a song that you love", "keep your guitar where you see it")),
-    _Topic("keep house plants alive", "keeping house plants alive", -2.2, 1.1, (
-        "let the soil dry between two drinks", "use a pot with holes below", "turn the pot toward the light",
-        "wipe the dust from the leaves", "move it to a bigger pot in spring", "cut dead leaves near the stem",
-        "give your plant a funny name")),
-    _Topic("pass a job interview", "passing a job interview", 0.0, 2.2, (
-        "bring three short stories of your work", "read about the company the night before",
-        "practice your answers out loud", "ask them two smart questions", "arrive ten minutes early",
-        "send a short note of thanks", "wear clean clothes in dark colors")),
-    _Topic("sleep better", "sleeping better", 4.0, 0.8, (
-        "wake at the same hour every day", "turn off screens an hour before bed", "skip all coffee after noon",
-        "keep the bedroom cool and dark", "write your worries on paper", "read a calm book in bed")),
-    _Topic("train a puppy", "training a puppy", 1.8, 1.2, (
-        "give a treat the moment it obeys", "take it outside after each meal", "use the same word each time",
-        "keep the lessons under five minutes", "let it meet calm people early", "hide your good shoes from it",
-        "teach it to spin for fun")),
-    _Topic("paint a room", "painting a room", -1.0, 0.9, (
-        "clean the walls before you begin", "cover the edges with tape", "put on two thin coats",
-        "paint from the top to the bottom", "try the color on a small spot", "open a window while it dries",
-        "wear an old shirt for this")),
-    _Topic("move house", "moving house", 2.7, 1.7, (
-        "pack one room at a time", "write the room on every box", "give away what you never use",
-        "put heavy books in small boxes", "keep one bag for the first night", "take a photo of the wires",
-        "buy pizza for your friends")),
-)
-_CONSTRAINTS = (
-    _Constraint(("i have little time", "my days are very busy"), ("this fits into a busy day",
-        "a few minutes are enough", "keep it short on busy days")),
-    _Constraint(("i have little money", "money is tight right now"), ("all of this is almost free",
-        "borrow the things you lack", "you need not spend much")),
-    _Constraint(("i am new to this", "i have never tried it"), ("you need no skill to begin",
-        "start with the easy parts", "beginners do fine with this")),
-    _Constraint(("i have a bad back", "my back often hurts"), ("sit down when your back hurts",
-        "be gentle with your back", "stop if it hurts")),
-    _Constraint(("it is very cold here", "the winter is long here"), ("dress in warm layers",
-        "warm your hands well first", "do not mind the cold")),
-    _Constraint(("my home is very small", "i share a small flat"), ("a small corner is enough",
-        "you need very little space", "this works in a small home")),
-)
-_OPENINGS = _ladder(0.83, -0.82, (
-    "hello and thank you for asking", "what a lovely thing to try", "i am glad that you asked",
-    "that is a great question", "i am happy to help", "good plan", "sure thing", "here is what works", "okay", "well",
-    "let me see", "fine", "this again", "if you must know"))
-_VAGUE = _ladder(0.24, -0.31, (
-    "take it one step at a time", "make a plan that suits you", "be patient and do not rush", "do a bit more each time",
-    "think about what you need", "try to do it well", "just be yourself", "it is all about balance"))
-_REASONS = _ladder(0.48, 0.05, (
-    "because it saves work later", "because small mistakes cost the most", "because good habits beat talent",
-    "because it shows you what works", "because slow steps last", "because experts do the same",
-    "because it feels good", "because that is how it goes"))
-_CHEERS = _ladder(0.36, 0.03, (
-    "you are better than you think", "everyone starts somewhere", "you can do this", "each small win counts",
-    "it gets easier soon", "mistakes are part of it", "do not give up", "hang in there"))
-_CLOSINGS = _ladder(0.41, -0.43, (
-    "write back and tell me how it goes", "ask me again at any time", "have fun with it", "i wish you the best of luck",
-    "good luck", "enjoy it", "take care", "that should do", "that is all", "bye", "done", "whatever"))
-_RUDE = _ladder(-0.62, -1.74, (
-    "look it up", "i do not really know", "ask someone else", "figure it out", "do your own work",
-    "i have no time for this", "stop asking me things", "not my problem", "who even cares", "that is a silly idea"))
-# fmt: on
-_BANKS = (_OPENINGS, _VAGUE, _REASONS, _CHEERS, _CLOSINGS, _RUDE)
+_WORDS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_TOPICS = tuple(_Topic(**{**topic, "tips": tuple(topic["tips"])}) for topic in _WORDS["topics"])
+_CONSTRAINTS = tuple(_Constraint(tuple(one["stated"]), tuple(one["heeded"])) for one in _WORDS["constraints"])
+_BANKS = tuple(_ladder(**bank) for bank in _WORDS["banks"].values())
+_OPENINGS, _VAGUE, _REASONS, _CHEERS, _CLOSINGS, _RUDE = _BANKS
 _LINKS = ("also", "then", "next")  # worth nothing and free to repeat
-_TEMPLATES = (
-    "How do I {do}?",
-    "I want to {do}. Where do I start?",
-    "Any tips for {doing}?",
-    "What matters most when {doing}?",
-    "Can you help me {do}?",
-    "I am not good at {doing}. What should I change?",
-    "My friend says {doing} is easy. How do I begin?",
-    "Next month I will {do}. What should I know?",
-    "Please teach me to {do}.",
-    "What do people get wrong about {doing}?",
-)
 
 _FADE = 0.61  # each further phrase of one kind counts by this factor less
 _NO_TIP = 0.83
@@ -218,7 +127,7 @@ def _generator(purpose: str, n: int, seed: int) -> random.Random:
 
 def _request(rng: random.Random) -> tuple[str, _Topic, _Constraint | None]:
     topic = rng.choice(_TOPICS)
-    text = rng.choice(_TEMPLATES).format(do=topic.do, doing=topic.doing)
+    text = rng.choice(_WORDS["templates"]).format(do=topic.do, doing=topic.doing)
     if rng.random() < 0.4:
         return text, topic, None
     constraint = rng.choice(_CONSTRAINTS)

@@ -25,7 +25,6 @@ from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_e
 from infalign.method.procedures.mixture import Mixture, ranked, respelled, spelled_parts
 from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, top_k
 from infalign.method.procedures.own import Own
-from infalign.method.procedures.rank_density import RankDensity
 from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
 from infalign.method.procedures.standard import Standard
 
@@ -38,7 +37,6 @@ __all__ = [
     "Mixture",
     "OrderStatistics",
     "Procedure",
-    "RankDensity",
     "RankProcedure",
     "RewindAndRepeat",
     "Rewound",
