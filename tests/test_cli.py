@@ -123,7 +123,6 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         (["run", "recipes/demo.yaml"], "No such file or directory; did you mean demo?"),
         (["status", "runs/nope"], "no run directory and no recipe is named runs/nope; give a run_dir or a recipe"),
         (["status", "dmo"], "no run directory and no recipe is named dmo; did you mean demo?"),
-        (["run", "runs/nope", "--policy", "a"], "no run directory and no recipe is named runs/nope"),
         (["serve", "run", "--port", "70000"], '"70000" for --port. Must be <= 65535.'),
         (["serve-reward", "run", "--transform", "exp:1", "--port", "0"], '"0" for --port. Must be >= 1.'),
         (["serve", "run", "--port", "1.5"], "Invalid value for --port: it takes a whole number; found '1.5'."),

@@ -82,7 +82,7 @@ app = App(
 for _group, _commands in zip(_GROUPS, COMMANDS.values(), strict=True):
     for _place, (_command, _epilogue) in enumerate(_commands.items()):
         app.command(_command, group=_group, sort_key=_place, help_epilogue=_epilogue)
-app.register_install_completion_command(help="Complete commands, options, recipes, runs and recipe keys with TAB.")
+app.register_install_completion_command(help="Complete commands and options with TAB.")
 
 
 def main() -> None:

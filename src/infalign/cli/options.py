@@ -12,7 +12,6 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 from rich.console import Console
 
-from infalign.cli import completion
 from infalign.core.distributed import is_first
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import nearest
@@ -33,7 +32,7 @@ def _whole(_: type, tokens: Sequence[Token]) -> int:
 WHOLE = Parameter(converter=_whole)  # cyclopts alone would read 1.5 as 2
 Overrides = Annotated[
     list[str] | None,
-    Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.", completer=completion.keys),
+    Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable."),
 ]
 SkipInvalid = Annotated[bool, Parameter(help="Skip invalid rows; count and list them.")]
 DryRun = Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, and stop.")]
@@ -51,7 +50,7 @@ def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = Fal
     return within_minutes(load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid]))
 
 
-def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
+def read_run_or_recipe(name: str, overrides: list[str] | None) -> "Recipe":
     """Return the recipe of the last run in a folder, or else the recipe itself."""
     from infalign.steps.status import recorded_recipe
 
@@ -59,7 +58,7 @@ def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: boo
     if path.is_dir():
         return recorded_recipe(path, overrides)
     if path.suffix in ENDINGS or name in names or path.is_file():
-        return read_recipe(name, overrides, skip_invalid)
+        return read_recipe(name, overrides)
     runs = {folder.parent.name: str(folder.parent) for folder in path.parent.glob("*/recipe.yaml")}
     known = runs | ({found: found for found in names} if name == path.name else {})
     near = nearest(path.name, known)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from infalign.cli import completion
 from infalign.core.display import printable
 from infalign.recipe.built_in import built_in, named
 
@@ -15,7 +14,7 @@ Examples:
   infalign recipes                               the built-in recipes
   infalign recipes demo > my.yaml                a copy to start from
   infalign recipes --explain policies.NAME       keys of a policy
-  infalign recipes --explain rollout.k           one key
+  infalign recipes --explain learning_rate       keys with this word
 
 Commands take the name of a built-in recipe (demo) or the path of a file, which
 ends in .yaml or .yml or has a folder in front (my.yaml, ./demo). docs/recipe.md
@@ -24,11 +23,11 @@ lists all keys.
 
 
 def recipes(
-    name: Annotated[str | None, Parameter(help="Print this recipe.", completer=completion.names)] = None,
+    name: Annotated[str | None, Parameter(help="Print this recipe.")] = None,
     /,
     *,
     explain: Annotated[
-        str | None, Parameter(help="Explain a recipe key: its meaning, type and default.", completer=completion.keys)
+        str | None, Parameter(help="Explain the recipe keys whose name contains this: meaning, type and default.")
     ] = None,
 ) -> None:
     """List the built-in recipes, print one, or explain a key."""
@@ -62,7 +61,7 @@ checked, before it is written; no file is overwritten.
 
 def init(
     *,
-    data: Annotated[str, Parameter(help="A file, a hub id, or world.", completer=completion.rows)],
+    data: Annotated[str, Parameter(help="A file, a hub id, or world.")],
     policy: Annotated[
         str, Parameter(help="A model folder, a GGUF file, a hub id, or scratch.")
     ] = "Qwen/Qwen2.5-0.5B-Instruct",

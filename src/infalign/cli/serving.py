@@ -12,7 +12,6 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from infalign.cli.completion import runs
 from infalign.cli.options import WHOLE, Host, Port, open_console, own_stdout
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
@@ -53,7 +52,7 @@ With --engine-url, another server such as vLLM samples (INFALIGN_ENGINE_KEY hold
 its key); this one scores and chooses.
 """
 
-RunPath = Annotated[Path, Parameter(help="A run directory.", completer=runs)]
+RunPath = Annotated[Path, Parameter(help="A run directory.")]
 PolicyName = Annotated[str | None, Parameter(help="A policy of the run; default: the recipe's first.")]
 ProcedureName = Annotated[str | None, Parameter(help="standard, best-of-4, ...; default: the recipe's.")]
 RewardSpec = Annotated[

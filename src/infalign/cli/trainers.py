@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from infalign.cli.completion import runs
 from infalign.cli.options import Host, Port, open_console
 
 SERVE_EPILOGUE = """\
@@ -31,7 +30,7 @@ weight that spends the budget. Add batch sizes and the flags of your machine.
 
 
 def export(
-    run: Annotated[Path, Parameter(help="A run directory with calibrated rewards.", completer=runs)],
+    run: Annotated[Path, Parameter(help="A run directory with calibrated rewards.")],
     /,
     *,
     to: Annotated[Literal["trl", "verl", "openrlhf"], Parameter(help="The trainer to export for.")],
@@ -51,9 +50,7 @@ def export(
 
 
 def serve_reward(
-    source: Annotated[
-        str, Parameter(help="A run directory, package.module:function, a URL, or a classifier.", completer=runs)
-    ],
+    source: Annotated[str, Parameter(help="A run directory, package.module:function, a URL, or a classifier.")],
     /,
     *,
     transform: Annotated[str, Parameter(help="The transformation of ranks, such as exp:10.")],

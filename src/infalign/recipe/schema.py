@@ -5,7 +5,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from infalign.core.errors import ConfigError
-from infalign.core.spelling import nearest
+from infalign.core.spelling import did_you_mean
 from infalign.core.storage import write_text
 from infalign.recipe.settings import Recipe
 
@@ -74,24 +74,12 @@ def all_keys() -> list[Key]:
     return list(_keys(json_schema(), ()))
 
 
-def explained(key: str) -> list[Key]:
-    """Return what ``key`` means, and the keys that it holds.
-
-    A policy may have any name and a place in a list any number. Raises ConfigError for a key that no recipe has.
-    """
-    keys, wanted = all_keys(), tuple(key.split("."))
-    found = [known for known in keys if _matches(wanted, known.path)]
-    found += [known for known in keys if _matches(wanted, known.path[:-1])]
-    mappings = [known for known in keys if known.type == "mapping"]
-    found += [known for known in mappings if _matches(wanted[:-1], known.path)]  # any key may be in these
-    if not found:
-        *around, last = wanted
-        anywhere = {known.path[-1]: known.name for known in reversed(keys)}
-        beside = {known.path[-1]: known.name for known in keys if _matches(around, known.path[:-1])}
-        near = [names[word] for names in (beside, anywhere) if (word := nearest(last, list(names)))]
-        hint = next(iter([anywhere[last]] if last in anywhere else near), None)
-        said = f"did you mean {hint}?" if hint else f"a recipe has {', '.join(Recipe.model_fields)}"
-        raise ConfigError(f"unknown recipe key {key}; {said}")
+def explained(words: str) -> list[Key]:
+    """Return the keys whose dotted name contains ``words``. Raises ConfigError, with a near name, if there is none."""
+    keys = all_keys()
+    if not (found := [known for known in keys if words in known.name]):
+        hint = did_you_mean(words.rpartition(".")[2], [known.path[-1] for known in keys], after="; ")
+        raise ConfigError(f"no recipe key contains {words}{hint or '; docs/recipe.md lists all keys'}")
     return found
 
 
@@ -115,13 +103,6 @@ def _row(known: Key) -> str:
     only = f" ({', '.join(known.kinds)})" if known.kinds else ""
     cells = (f"`{known.path[-1]}`", known.type, default, known.meaning + only)
     return f"| {' | '.join(cell.replace('|', '∣') for cell in cells)} |"
-
-
-def _matches(given: Sequence[str], path: Sequence[str]) -> bool:
-    return len(given) == len(path) and all(
-        ours in (theirs, NAME) or (ours == NUMBER and theirs.isdigit())
-        for theirs, ours in zip(given, path, strict=True)
-    )
 
 
 def _keys(section: Node, path: tuple[str, ...]) -> Iterator[Key]:
