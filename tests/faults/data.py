@@ -65,7 +65,7 @@ DIRTY = [
 def unreadable(lab: Lab, name: str, content: bytes, place: str, *words: str) -> Seen:
     """A data file cannot be read, or has an invalid row → File, line and fix; finished work stays."""
     root = lab.copy()
-    with untouched(root, "data", "stages", "recipe.yaml", "digests.json", ".lock", "holder.json"):
+    with untouched(root, "data", "stages", "recipe.yaml", "digests.json", ".lock", ".holder"):
         code, _, said = infalign("run", reading(lab, name, content), *words)
     assert str(lab.folder / name) in said
     assert re.search(place, said)

@@ -13,7 +13,7 @@ from infalign.pipeline.ownership import MARKER
 from infalign.recipe.reading import load_recipe
 from infalign.steps import whole_run
 
-OWN = ("stages", "digests.json", "holder.json", ".lock", MARKER, "recipe.yaml", "again.yaml")  # notes of what happened
+OWN = ("stages", "digests.json", ".holder", ".lock", MARKER, "recipe.yaml", "again.yaml")  # notes of what happened
 CHANGE = "policies.aware.kl_budget=0.7"
 
 

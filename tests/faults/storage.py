@@ -393,5 +393,5 @@ def newer_version(lab: Lab) -> Seen:
     record = read_record(root / "stages" / "data.json")
     record |= {"format": FORMAT + 1, "versions": record["versions"] | {"infalign": "9.0"}}
     write_record(root / "stages" / "data.json", record)
-    with untouched(root, "again.yaml", ".lock", "holder.json", "recipe.yaml"):
+    with untouched(root, "again.yaml", ".lock", ".holder", "recipe.yaml"):
         return told(lambda: again(root))

@@ -43,36 +43,11 @@ def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
     assert verdict(results)[0].startswith(
         "Recommended: plain. Its best-of-4 win rate against the reference is 70.0% (68.0–72.0) by the judge"
     )
-    assert "Not significantly lower" not in " ".join(verdict(results))
-    results["policies"]["aware"]["win_rates"]["judge"]["best-of-4"] = around(0.69)
-    results["policies"]["aware"]["kl"] = around(0.2)
-    level = "Not significantly lower: aware with 69.0% (67.0–71.0) at 0.20 (0.18–0.22) nats (40% of its budget)."
-    assert verdict(results)[1].startswith(level)
     for policy in results["policies"].values():
         policy["win_rates"]["judge"]["best-of-4"] = around(0.51)
     assert verdict(results)[0].startswith(
         "Recommended: keep the reference. By the judge, no policy is significantly better"
     )
-
-
-@pytest.mark.parametrize(
-    ("wins", "said"),
-    [
-        ([0.6, 0.65, 0.7, 0.68, 0.66], "largest at N = 3: 70.0% (68.0–72.0); at N = 5 66.0% (64.0–68.0)."),
-        ([0.6, 0.61, 0.62, 0.63, 0.64], "largest at N = 5: 64.0% (62.0–66.0), the largest N measured."),
-        (
-            [0.6, 0.55, 0.53, 0.51, 0.49],
-            "largest at N = 1: 60.0% (58.0–62.0); at N = 5 49.0% (47.0–51.0); from N = 4 on it is not significant.",
-        ),
-    ],
-)
-def test_verdict_says_for_which_n_it_pays(run, wins, said):
-    """It has the N of the largest lead, the lead at the largest N, and from where on chance is in the interval."""
-    results = read_results(run[1])
-    for policy in results["policies"].values():
-        for n, share_won in enumerate(wins, start=1):
-            policy["win_rates"]["judge"][f"best-of-{n}" if n > 1 else "standard"] = around(share_won)
-    assert said in verdict(results)[2]
 
 
 @pytest.mark.parametrize(

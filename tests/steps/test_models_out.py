@@ -15,6 +15,7 @@ from peft import AutoPeftModelForCausalLM
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from infalign.core.display import amount, share
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
@@ -90,19 +91,14 @@ def test_lora_stays_an_adapter_beside_the_merged_model(run: Path, hub: Path) -> 
 
 
 def test_the_card_has_the_measured_numbers_with_intervals_and_judges(run: Path, results: dict[str, Any]) -> None:
-    """The hub's own reader finds base model, KL and win rates; the text names procedure, Φ and judges."""
-    card = ModelCard.load(run / "models" / "adapted" / "README.md")
-    found = results["policies"]["adapted"]
+    """The hub's own reader finds the base model; the text has procedure, Φ, judges, win rates and KL."""
+    card, found = ModelCard.load(run / "models" / "adapted" / "README.md"), results["policies"]["adapted"]
     assert (card.data.base_model, card.data.model_name) == (BASE, "adapted")
-    metrics = {metric.metric_name: metric for metric in card.data.eval_results}
-    for judge, rates in found["win_rates"].items():
-        for procedure in ("best-of-4", "standard"):
-            metric = metrics.pop(f"win rate against the reference, {procedure}, by {judge}")
-            assert metric.metric_value == pytest.approx(rates[procedure]["mean"], abs=1e-4)
-            assert metric.metric_args["low"] == pytest.approx(rates[procedure]["low"], abs=1e-4)
-    (kl,) = metrics.values()
-    assert kl.metric_value == pytest.approx(found["kl"]["mean"], abs=1e-4)
+    for rates in found["win_rates"].values():
+        assert share(rates["best-of-4"]) in card.text
+        assert share(rates["standard"]) in card.text
     for said in (
+        f"KL to the reference: {amount(found['kl'], 3)} nats",
         "**best-of-4**",
         "exp:10",
         "the Python function `infalign.world:gold`; not used in training",

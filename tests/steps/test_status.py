@@ -18,7 +18,6 @@ from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.steps import whole_run
 from infalign.steps.run import Run
-from infalign.steps.status import UnitStatus, status
 
 REWARD = "def score(prompts, responses):\n    return [float(len(text)) for text in responses]\n"
 CHANGED = REWARD.replace("float", "-float")
@@ -74,7 +73,7 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
     found = json.loads(out)
     assert [unit["name"] for unit in found["units"] if unit["state"] != "done"] == left
     assert {unit["name"]: unit["because"] for unit in found["units"]}["results"] == "follows evaluate-aware"
-    assert (found["done"], found["held_by"]) == (False, None)
+    assert not found["done"]
     assert main("status", root, "--json")[:2] == (code, out)
     del before[root / "stages" / "evaluate-aware.json"], before[root / "stages"]
     assert all(file.stat().st_mtime_ns == then for file, then in before.items())
@@ -223,18 +222,6 @@ def test_a_run_says_once_why_it_does_something_again(folder: Path) -> None:
     assert "again: calibrate, law-aware (follows score-0, score-1)" in said
     said = micro.printed(recipe(folder), until="calibrate")
     assert said == ["11 of 11 steps are already done"]
-
-
-def test_another_version_is_shown_and_undoes_nothing(main: Any, folder: Path) -> None:
-    """A record of another transformers is done; status names both versions."""
-    path = folder / "run" / "stages" / "train-aware.json"
-    record = read_record(path)
-    now = record["versions"]["transformers"]
-    write_record(path, record | {"versions": record["versions"] | {"transformers": "5.0.0"}})
-    found = {unit.name: unit for unit in status(recipe(folder)).units}
-    assert found["train-aware"] == UnitStatus("train", "train-aware", "done", "", {"transformers": ("5.0.0", now)})
-    assert not found["calibrate"].made_with
-    assert f"train-aware: made with transformers 5.0.0, now {now}" in main("status", folder / "run")[1]
 
 
 @pytest.mark.parametrize(

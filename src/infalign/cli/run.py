@@ -102,7 +102,7 @@ Examples:
 done: made with the current settings and inputs. stale: made with others; the
 reason is shown. partial: unfinished; rerun to resume. missing: not begun.
 damaged: a file changed since; delete it and rerun.
-Changed library versions are shown but do not make anything stale.
+Changed library versions do not make anything stale; the report lists them.
 
 Exit codes: 0 if all is done, 4 if not. Only reads; safe during a run.
 """

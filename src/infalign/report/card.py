@@ -48,7 +48,6 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
         library_name=library,
         pipeline_tag="text-generation",
         tags=["infalign", "rlhf", procedure],
-        eval_results=_metrics(results, found),
     )
     method, shaping = found["method"], found["transform"]
     if shaping.endswith(".json"):
@@ -103,29 +102,6 @@ top-p or another temperature make another policy, with another KL and other win 
 
 def _on_hub(model: str | None) -> str | None:
     return model if model is not None and is_hub_id(model) and not Path(model).exists() else None
-
-
-def _metrics(results: dict[str, Any], found: dict[str, Any]) -> list[Any]:
-    """Return the win rates under the run's procedure and by a single sample, by each judge, and the KL."""
-    from huggingface_hub import EvalResult
-
-    measured = {
-        ("win_rate", f"win rate against the reference, {procedure}, by {judge}"): by_procedure[procedure]
-        for judge, by_procedure in found["win_rates"].items()
-        for procedure in (results["procedure"], "standard")
-    } | {("kl", "KL to the reference, nats per response"): found["kl"]}
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type="test-prompts",
-            dataset_name=f"{results['prompts']} test prompts × {results['samples']} samples",
-            metric_type=kind,
-            metric_name=said,
-            metric_value=round(e["mean"], 4),
-            metric_args={key: round(e[key], 4) for key in ("low", "high")} | {"confidence": results["confidence"]},
-        )
-        for (kind, said), e in measured.items()
-    ]
 
 
 def _table(*columns: str, rows: Mapping[str, Iterable[Estimate]]) -> str:

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infalign.core.display import LOOKS
+from infalign.core.display import LOOKS, amount, gain, number, ratio, share
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
 from infalign.evaluation.budget import about_budgets, budget_rows
-from infalign.evaluation.diagnostics import rank_error, saturation
+from infalign.evaluation.diagnostics import rank_error
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served
 from infalign.pipeline.records import records
@@ -41,8 +41,7 @@ from infalign.report.run_figures import (
 )
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import comparison_rows, differences, shown_ks
-from infalign.report.templates import html_template
-from infalign.report.verdict_text import SPOKEN, Numbers, judged_in_words, verdict
+from infalign.report.verdict_text import SPOKEN, Numbers, verdict
 
 SHOWN_EXAMPLES = 4
 
@@ -54,7 +53,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     ConfigError without matplotlib or jinja2.
     """
     try:
-        import jinja2  # noqa: F401
+        import jinja2
         import matplotlib
     except ImportError as error:
         raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
@@ -76,7 +75,15 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
             ]
             for section, found in pictures.items()
         }
-    html = html_template("report.html.j2").render(
+    pages = jinja2.Environment(
+        loader=jinja2.PackageLoader("infalign.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {"share": share, "amount": amount, "gain": gain, "number": number, "ratio": ratio}
+    html = pages.get_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
         rewind=recipe.rewind,
@@ -90,14 +97,12 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         verdict=verdict(results),
         ks=shown_ks(results),
         comparison=comparison_rows(results),
-        judged=judged_in_words(results),
         figures=figures,
         lead=(figures["pass_at_k"] + figures["kl"][len(results["judges"]) > 1 :])[:1] + figures["n"][:1],
         results_json=_embedded(layout.results, "application/json"),
         budgets=budgets,
         about_budgets=about_budgets(budgets[0]) if budgets else [],
         budget_rows=budget_rows(budgets) if budgets else [],
-        saturation=saturated(evaluated, recipe.policies),
         examples=examples(evaluated, recipe.policies),
         records=made,
         rank_error=rank_error(recipe.rollout.k),
@@ -133,19 +138,6 @@ def _pictures(
             if "history" in record["summary"]
         ],
     }
-
-
-def saturated(evaluated: ScoredSamples, policies: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the share of each model's samples that beat every base sample of the calibrating half.
-
-    All these samples have the same rank, so the estimate cannot tell how good they are. For fresh base samples and K
-    calibrating samples without ties the expected share is 1/(K + 1).
-    """
-    base_PM = evaluated.column("reference", "reward")
-    half = base_PM.shape[1] // 2
-    fresh: dict[str, Array] = {"reference": base_PM[:, half:]}
-    fresh |= {name: evaluated.column(name, "reward") for name in policies}
-    return {name: evaluated.intervals.of_shares(saturation(own, base_PM[:, :half])) for name, own in fresh.items()}
 
 
 def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]:

@@ -9,7 +9,7 @@ from typing import Any
 from infalign.core.errors import DataError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
-from infalign.evaluation.diagnostics import agreement, best_of_n_by_judge, turning_point
+from infalign.evaluation.diagnostics import agreement
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples
@@ -23,8 +23,7 @@ from infalign.report.scored_samples import ScoredSamples
 from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver
 
-FORMAT = 6  # of the numbers; increase it when they change their form, and they are computed anew
-MOST_OF_N = 1024  # the largest N whose win rate by the judge is measured
+FORMAT = 7  # of the numbers; increase it when they change their form, and they are computed anew
 
 
 def write_results(
@@ -54,7 +53,6 @@ def write_results(
         "judges": list(sources),
         "policies": policies,
         "matched": _matched(evaluated, solvers, aimed),
-        "judged": {judge: _judged(evaluated, judge) for judge in sources[1:]},
         "base": {
             "length": evaluated.intervals.of(evaluated.column("reference", "length").mean(axis=1)),
             "rewind_draws": evaluated.intervals.of(rewind_draws(reference, reference, evaluated.rewind)),
@@ -140,16 +138,6 @@ def _at_equal_length(evaluated: ScoredSamples, pair: tuple[Samples, Samples]) ->
         return evaluated.intervals.of(length_controlled([pair], evaluated.procedure))
     except DataError as error:
         return {"none": str(error)}
-
-
-def _judged(evaluated: ScoredSamples, judge: str) -> dict[str, Any]:
-    """Return what Best-of-N of the reference, selected by the reward, wins by a judge, and from which N that falls."""
-    sizes, won_NP = best_of_n_by_judge(evaluated.judged_by(judge, "reference"), MOST_OF_N)
-    turn = turning_point(sizes, won_NP, confidence=evaluated.intervals.level)
-    return {
-        "best_of_n": {f"{n}": evaluated.intervals.of_shares(won) for n, won in zip(sizes, won_NP, strict=True)},
-        "falls": None if turn is None else {"from": turn[0], "to": sizes[-1], **turn[1].as_dict()},
-    }
 
 
 def _laws(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> Callable[[str, float], RankLaw | None]:

@@ -1,7 +1,7 @@
 """The figures of a report."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from infalign.core.display import INK, PAPER, QUIET, amount, number, panels, sav
 from infalign.core.display import STYLE as ANY_STYLE
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
-from infalign.report.verdict_text import SPOKEN, Numbers, names_by_n
+from infalign.report.verdict_text import SPOKEN, Numbers
 from infalign.theory.law import RankLaw
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
@@ -132,6 +132,16 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
         f"{kind.capitalize()}-of-N, by {SPOKEN[judge]}. Bands: {results['confidence']:.0%} intervals.{theory}",
         f"Win rate as {title} against N, by {SPOKEN[judge]}: {'; '.join(ends)}.",
     )
+
+
+def names_by_n(procedures: Iterable[str], kind: str) -> dict[int, str]:
+    """Return the procedures ``kind``-of-N by N, with one plain sample as the first.
+
+    >>> names_by_n(["standard", "best-of-2", "worst-of-2", "2nd-best-of-4"], "best")
+    {1: 'standard', 2: 'best-of-2'}
+    """
+    numbers = {procedure: procedure.removeprefix(f"{kind}-of-") for procedure in procedures}
+    return {1: "standard"} | {int(n): procedure for procedure, n in numbers.items() if n.isdecimal()}
 
 
 def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:

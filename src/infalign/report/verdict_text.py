@@ -1,20 +1,19 @@
-"""The outcome of a run in a few sentences: the recommendation, the gain over other methods, the best N, what next."""
+"""The outcome of a run in a few sentences: the recommendation, the gain over other methods, what next."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from infalign.core.display import Estimate, amount, gain_in_points, in_percent
+from infalign.core.display import amount, gain_in_points, in_percent
 from infalign.report.results import unseen
 from infalign.training.solvers.base import KL_TOLERANCE
 
 Numbers = dict[str, Any]
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold reward"}
-NAMED = 3  # policies that may be as good as the best one
 SHORT = 0.2  # of theory's gain over the reference: what is missing when training is what to improve
 
 
 def verdict(results: Numbers) -> list[str]:
-    """Return paragraphs: the recommendation, the gain over other methods, the best N, what to do next.
+    """Return paragraphs: the recommendation, the gain over other methods, what to do next.
 
     They are by judges that trained none of the policies, if there are any.
     """
@@ -28,29 +27,10 @@ def verdict(results: Numbers) -> list[str]:
     best = max(policies, key=lambda name: float(policies[name]["win_rates"][judges[0]][served]["mean"]))
     said = (
         [_recommendation(results, best, judges)],
-        filter(None, [_as_good(results, best, judges[0]), *_against_others(results, judges)]),
-        _by_n(results, best, judges),
+        _against_others(results, judges),
         [_what_next(results, best, judges), spread],
     )
     return [text for paragraph in said if (text := " ".join(paragraph))]
-
-
-def judged_in_words(results: Numbers) -> list[str]:
-    """Return a sentence for each judge: whether Best-of-N of the reference, selected by the reward, falls by it."""
-    sentences = []
-    for judge, found in results["judged"].items():
-        *_, (most, last) = found["best_of_n"].items()
-        if fall := found["falls"]:
-            sentences.append(
-                f"By {SPOKEN[judge]}, Best-of-N falls from N = {fall['from']} on: by "
-                f"{gain_in_points(fall).lstrip('+')} up to N = {fall['to']}."
-            )
-        else:
-            sentences.append(
-                f"By {SPOKEN[judge]}, Best-of-N does not fall significantly up to N = {most}, where it wins "
-                f"{in_percent(last)} against a single sample."
-            )
-    return sentences
 
 
 def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
@@ -68,20 +48,6 @@ def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
         f"Recommended: {best}. Its {procedure} win rate against the reference is {in_percent(wins)} by "
         f"{SPOKEN[judge]}{rank}, at a KL of {amount(policy['kl'])} nats{_of_budget(policy)}{more}."
     )
-
-
-def _as_good(results: Numbers, best: str, judge: str) -> str:
-    """Return a sentence on the other policies that win as much as the best one may win; "" if there are none."""
-    policies, procedure = results["policies"], results["procedure"]
-    wins = {name: policy["win_rates"][judge][procedure] for name, policy in policies.items()}
-    near = [name for name in wins if name != best and wins[name]["mean"] >= wins[best]["low"] > 0.5]
-    near.sort(key=lambda name: -float(wins[name]["mean"]))
-    said = [
-        f"{name} with {in_percent(wins[name])} at {amount(policies[name]['kl'])} nats{_of_budget(policies[name])}"
-        for name in near[:NAMED]
-    ]
-    said += [f"{len(near) - NAMED} more"] if len(near) > NAMED else []
-    return f"Not significantly lower: {_listed(said)}." if said else ""
 
 
 def _of_budget(policy: Numbers) -> str:
@@ -131,52 +97,13 @@ def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
             yield (f"{method} is not compared because its smallest KL is {least:.2f} nats; give it a smaller budget.")
 
 
-def _by_n(results: Numbers, best: str, judges: Sequence[str]) -> Iterator[str]:
-    """Yield, for each judge, the N at which the policy's lead over the reference is largest, and where it is gone."""
-    lead = f"the lead of {best} over the reference"
-    for judge in judges:
-        if by_n := _win_rates_by_n(results, best, judge):
-            last, gone = max(by_n), _gone_from(by_n)
-            peak = max(by_n, key=lambda n: by_n[n]["mean"])
-            rest = ", the largest N measured" if peak == last else f"; at N = {last} {in_percent(by_n[last])}"
-            none_left = f"; from N = {gone} on it is not significant" if gone else ""
-            yield f"By {SPOKEN[judge]}, {lead} is largest at N = {peak}: {in_percent(by_n[peak])}{rest}{none_left}."
-            lead = "it"
-
-
-def _win_rates_by_n(results: Numbers, name: str, judge: str) -> dict[int, Estimate]:
-    """Return the win rates for each N of Best- or Worst-of-N, whichever the recipe's procedure is; none for another."""
-    kind, of, n = results["procedure"].partition("-of-")
-    if not (kind in ("best", "worst") and of and n.isdecimal()):
-        return {}
-    wins: Mapping[str, Estimate] = results["policies"][name]["win_rates"][judge]
-    return {n: wins[procedure] for n, procedure in names_by_n(wins, kind).items()}
-
-
-def names_by_n(procedures: Iterable[str], kind: str) -> dict[int, str]:
-    """Return the procedures ``kind``-of-N by N, with one plain sample as the first.
-
-    >>> names_by_n(["standard", "best-of-2", "worst-of-2", "2nd-best-of-4"], "best")
-    {1: 'standard', 2: 'best-of-2'}
-    """
-    numbers = {procedure: procedure.removeprefix(f"{kind}-of-") for procedure in procedures}
-    return {1: "standard"} | {int(n): procedure for procedure, n in numbers.items() if n.isdecimal()}
-
-
-def _gone_from(by_n: Mapping[int, Estimate]) -> int | None:
-    """Return the N from which no interval is above 50 % any more; None if the last one is, or none ever was."""
-    above = [n for n, e in by_n.items() if e["low"] > 0.5]
-    return min((n for n in by_n if n > max(above)), default=None) if above else None
-
-
 def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
     """Return what most limits the policy: the reward, what the training kept of theory, or the budget."""
     policy, procedure = results["policies"][best], results["procedure"]
     wins = policy["win_rates"]["reward"][procedure]
     learned = wins["low"] > 0.5  # else no reward model is to blame
     for judge in judges if learned else []:
-        at_its_n = policy["win_rates"][judge][procedure]["low"] > 0.5
-        if judge != "reward" and not (at_its_n and _gone_from(_win_rates_by_n(results, best, judge)) is None):
+        if judge != "reward" and policy["win_rates"][judge][procedure]["low"] <= 0.5:
             known = results["base"]["agreement"].get(judge)
             agrees = f"; the ranks of this one agree with {SPOKEN[judge]} at {amount(known)}" if known else ""
             return f"To improve: lower kl_budget, or use a better reward model{agrees}."

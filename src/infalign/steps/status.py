@@ -9,16 +9,14 @@ from rich.console import Console
 
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError
-from infalign.core.spelling import listed_names
 from infalign.core.storage import flaws
-from infalign.pipeline.lock import describe, holder
 from infalign.pipeline.pending import pending
 from infalign.pipeline.records import record_path, records
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import Finding, findings
 from infalign.steps.run import Run
-from infalign.steps.whole_run import print_findings, units, versions
+from infalign.steps.whole_run import print_findings, units
 
 
 @dataclass(frozen=True)
@@ -29,15 +27,13 @@ class UnitStatus:
     name: str
     state: Literal["done", "missing", "partial", "stale", "damaged"]
     because: str
-    made_with: dict[str, tuple[str | None, str | None]]  # for a done unit: versions that changed, then and now
 
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a run, what speaks against its results, and the process that holds its directory."""
+    """The status of a run, and what speaks against its results."""
 
     run_dir: str
-    held_by: dict[str, str | int] | None
     units: Sequence[UnitStatus]
     findings: Sequence[Finding]  # of the units that are done
 
@@ -54,27 +50,25 @@ class Status:
 def status(recipe: Recipe) -> Status:
     """Return the status of a recipe's run; nothing is written and no lock is taken.
 
-    A different library version does not make a unit stale. Inputs without a cached hash, and outputs that were touched
+    Inputs without a cached hash, and outputs that were touched
     since their record was written, are hashed on each call.
     """
     run = Run.of(recipe)
     root, wanted = run.layout.root, units(run)
-    todo, made, now = pending(wanted, run.layout.root), records(root), versions()
+    todo, made = pending(wanted, root), records(root)
     found, against = list[UnitStatus](), list[Finding]()
     for unit in wanted:
         if (left := todo.get(unit.name)) is not None:
-            found.append(UnitStatus(unit.stage, unit.name, left.state, left.because, {}))
+            found.append(UnitStatus(unit.stage, unit.name, left.state, left.because))
             continue
         record = record_path(root, unit.name)  # it is absent if the run has begun to do the unit again
         since = record.stat().st_ctime_ns if record.exists() else None
         if flaw := "; ".join(flaws(made[unit.name]["output"], root, since) if since else []):
-            found.append(UnitStatus(unit.stage, unit.name, "damaged", f"{flaw}; delete it and rerun", {}))
+            found.append(UnitStatus(unit.stage, unit.name, "damaged", f"{flaw}; delete it and rerun"))
         else:
-            then = made[unit.name]["versions"]
-            differ = {lib: (then.get(lib), now.get(lib)) for lib in then | now if then.get(lib) != now.get(lib)}
-            found.append(UnitStatus(unit.stage, unit.name, "done", "", differ))
+            found.append(UnitStatus(unit.stage, unit.name, "done", ""))
             against += findings(recipe, made[unit.name])
-    return Status(str(root), holder(root), found, against)
+    return Status(str(root), found, against)
 
 
 def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
@@ -88,20 +82,11 @@ def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:
 
 
 def print_status(found: Status, console: Console) -> None:
-    """Print a row for each unit, the findings, the versions that differ and who holds the run directory."""
+    """Print a row for each unit, and the findings."""
     table = plain_table("unit", "state", "because", breaking=[2])
     for unit in found.units:
         table.add_row(unit.name, unit.state, unit.because)
     console.print(table)
     print_findings(found.findings, console)
-    made: dict[tuple[str, str | None, str | None], list[str]] = {}
-    for unit in found.units:
-        for library, (then, now) in unit.made_with.items():
-            made.setdefault((library, then, now), []).append(unit.name)
-    for (library, then, now), names in made.items():
-        text = f"{listed_names(names)}: made with {library} {then or 'absent'}, now {now or 'absent'}"
-        say(console, text)
     done = sum(unit.state == "done" for unit in found.units)
     say(console, f"{done} of {len(found.units)} done in {found.run_dir}")
-    if found.held_by:
-        say(console, f"in use by {describe(found.held_by)}")
