@@ -56,23 +56,20 @@ def test_64_clients_at_once_get_what_each_would_get_alone(trained_run: Path, url
     assert spent["draw_tokens_total"] == sum(answer.usage.completion_tokens for answer in answers)
 
 
-def test_a_plain_draw_streams_as_it_is_drawn(client: OpenAI) -> None:
-    """Its text comes in pieces that make the whole answer, with the usage at the end if asked for."""
+def test_a_stream_has_the_whole_answer(client: OpenAI) -> None:
+    """Clients that stream get it as one event, with the usage at the end if asked for."""
     request = asked(model="aware:standard", seed=5)
     whole = client.chat.completions.create(**request)
-    *pieces, last = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
-    texts = [piece.choices[0].delta.content for piece in pieces]
-    assert sum(map(bool, texts)) > 1
-    assert "".join(texts) == whole.choices[0].message.content
-    assert pieces[0].choices[0].delta.role == "assistant"
-    assert [piece.choices[0].finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-    assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    piece, last = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
+    delta, choice = piece.choices[0].delta, whole.choices[0]
+    assert (delta.role, delta.content) == ("assistant", choice.message.content)
+    assert (piece.choices[0].finish_reason, piece.choices[0].infalign) == (choice.finish_reason, choice.infalign)
     assert (last.choices, last.usage) == ([], whole.usage)
-    assert pieces[-1].choices[0].infalign["rewards"] == []
+    assert choice.infalign["rewards"] == []
 
 
 def test_every_choice_is_an_answer_of_its_own(trained_run: Path, client: OpenAI) -> None:
-    """n choices have n times the draws, and a seed gives the same ones, streamed or not; a chosen one in one piece."""
+    """n choices have n times the draws, and a seed gives the same ones, streamed or not."""
     request = asked(model="aware:worst-of-3", seed=9, n=3)
     found = client.chat.completions.create(**request)
     expected = [library(trained_run, PROMPT, "worst-of-3", seed=9, choice=choice) for choice in range(3)]
@@ -80,7 +77,6 @@ def test_every_choice_is_an_answer_of_its_own(trained_run: Path, client: OpenAI)
     assert len({choice.message.content for choice in found.choices}) == 3
     assert found.usage.completion_tokens == sum(answer.tokens for answer in expected)
     streamed = [piece.choices[0] for piece in client.chat.completions.create(**request, stream=True)]
-    streamed.sort(key=lambda piece: piece.index)
     for choice, piece in zip(found.choices, streamed, strict=True):
         assert choice.infalign["rewards"][choice.infalign["served"]] == min(choice.infalign["rewards"])
         assert (piece.delta.content, piece.infalign) == (choice.message.content, choice.infalign)
@@ -161,7 +157,7 @@ def test_temperature_0_has_the_likeliest_token_at_each_place(client: OpenAI, tra
 
 @pytest.mark.parametrize("model", ["aware:standard", "aware:best-of-4"])
 def test_a_stop_ends_the_text_before_it(client: OpenAI, model: str) -> None:
-    """Also in a stream, which never shows the beginning of one; the reward is that of what is left."""
+    """Also in a stream; the reward is that of what is left."""
     whole = client.chat.completions.create(**asked(seed=5, model=model)).choices[0].message.content
     stop = ["not to be found", whole[3:6]]
     request = asked(seed=5, model="aware:standard", stop=stop)

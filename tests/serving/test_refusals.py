@@ -1,7 +1,6 @@
 """What a server does not answer: requests that are refused, too many, and those that nobody waits for."""
 
 import asyncio
-import itertools
 import json
 import threading
 from functools import partial
@@ -20,8 +19,7 @@ from infalign.method.by_name import ByName
 from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import load_policy
 from infalign.models.tokenizers import load_tokenizer
-from infalign.serving.answers import before_stop
-from infalign.serving.app import MAX_BYTES, held_back
+from infalign.serving.app import MAX_BYTES
 from infalign.serving.batches import Batches
 from infalign.serving.draws import LocalDraws
 from infalign.serving.policy import _scored
@@ -153,17 +151,6 @@ def test_the_first_error_ends_the_reading(bad: dict[str, Any]) -> None:
     assert refused.value.__cause__.error_count() <= 2  # a turn has two fields
 
 
-@pytest.mark.parametrize("stop", [("ab",), ("aab",), ("abab", "bb"), ("ba", "aaa"), ("abbabb", "b")])
-def test_a_stream_never_says_a_part_of_a_stop(stop: tuple[str, ...]) -> None:
-    """Of every text of eight letters a and b, said a letter at a time, only what may begin a stop is held back."""
-    for text in map("".join, itertools.product("ab", repeat=8)):
-        said, whole = "", before_stop(text, stop)
-        for place in range(1, 9):
-            said += held_back(text[len(said) : place], stop)
-            assert whole.startswith(said)
-        assert any(one.startswith(whole[len(said) :]) for one in stop)
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_a_body_that_no_context_holds_is_not_read_to_its_end(url: str, told: bool) -> None:
     """A client cannot fill the server's memory, whether or not it tells the length first; the next one is served."""
@@ -212,19 +199,13 @@ def test_more_than_it_can_do_is_refused_and_done_later(trained_run: Path) -> Non
         assert metrics(url)["infalign_answers_in_progress"] == 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_frees_its_work(trained_run: Path, stream: bool) -> None:
+def test_a_client_that_goes_frees_its_work(trained_run: Path) -> None:
     """Of the draws that a client asked for those are abandoned that are not made when it goes; the next is served."""
     model, tokenizer = load_policy(trained_run / "models" / "aware")
     with serving(policy(trained_run, draws=LocalDraws(model, tokenizer, rows=2))) as url:
 
         async def ask_and_go() -> None:
             async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=600) as client:
-                if stream:  # plain draws, of which the first pieces come at once
-                    pieces = await client.chat.completions.create(**asked(model="aware:standard", n=128), stream=True)
-                    await anext(aiter(pieces))
-                    await pieces.close()
-                    return
                 call = asyncio.create_task(client.chat.completions.create(**asked(model="aware:best-of-64", n=128)))
                 while not (await asyncio.to_thread(metrics, url))["infalign_draws_total"]:
                     pass
@@ -235,7 +216,7 @@ def test_a_client_that_goes_frees_its_work(trained_run: Path, stream: bool) -> N
             url, lambda found: found["infalign_answers_in_progress"] == found["infalign_draws_in_progress"] == 0
         )
         assert found["infalign_abandoned_draws_total"] > 0
-        assert found["infalign_abandoned_draws_total"] + found["infalign_draws_total"] == (128 if stream else 8192)
+        assert found["infalign_abandoned_draws_total"] + found["infalign_draws_total"] == 8192
         assert concurrently(url, [asked()])[0].choices[0].message.content
 
 
@@ -254,7 +235,7 @@ def test_a_request_without_the_columns_of_the_reward_is_refused(trained_run: Pat
 
 
 def test_a_reward_that_fails_is_said_and_spoils_no_other(trained_run: Path) -> None:
-    """The answer whose reward is missing is an error of the server, before or inside a stream.
+    """The answer whose reward is missing is an error of the server, streamed or not.
 
     The reward gets the metadata of a request, such as the answer that a checker knows.
     """
@@ -272,7 +253,4 @@ def test_a_reward_that_fails_is_said_and_spoils_no_other(trained_run: Path) -> N
                 assert answer.type == "server_error"
             else:
                 assert not isinstance(answer, Exception)
-        mixed = asked(metadata={"kind": "bad"}, model="aware:0.5*standard+0.5*best-of-2", n=16, seed=0, stream=True)
-        with client_of(url) as client, pytest.raises(openai.APIError, match="unexpected ValueError"):
-            list(client.chat.completions.create(**mixed))
         assert metrics(url)["infalign_answers_in_progress"] == 0

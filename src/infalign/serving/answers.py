@@ -22,7 +22,7 @@ from infalign.method.procedures.majority import MajorityVote, votes
 from infalign.models.conversations import prompt_ids
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.serving.batches import Batches
-from infalign.serving.draws import DrawSource, OnTokens
+from infalign.serving.draws import DrawSource
 
 MAX_DRAWS = 1024  # of one answer
 ANSWERS_AT_ONCE = 64  # answers
@@ -185,11 +185,10 @@ class ServedPolicy:
         streams = (int.from_bytes(blake2b(name, digest_size=4).digest(), "little") for name in names)
         return [Asked(conversation, prompt, procedure, replace(sampling, seed=seed), columns) for seed in streams]
 
-    async def answer(self, asked: Asked, on_tokens: OnTokens | None = None, *, score_all: bool = False) -> Answer:
+    async def answer(self, asked: Asked, *, score_all: bool = False) -> Answer:
         """Return one answer.
 
-        ``on_tokens`` is called with what is served while it is drawn, if the procedure serves it whatever its reward
-        is. With ``score_all`` all draws have a reward, also where the procedure looks at none. Raises as
+        With ``score_all`` all draws have a reward, also where the procedure looks at none. Raises as
         `DrawSource.draw` and the reward, and RefusedError for a procedure that asks for more than 1024 draws, or that
         would compare shortened draws with whole ones of the base.
         """
@@ -221,7 +220,7 @@ class ServedPolicy:
         except StopIteration as ended:
             served: int = ended.value
         if served == len(draws):
-            draws += await self._draw(asked, served, 1, on_tokens)
+            draws += await self._draw(asked, served, 1)
         if score_all:
             rewards += await self._score(asked, draws[len(rewards) :])
         return Answer(draws, rewards, served, base_draws)
@@ -237,10 +236,10 @@ class ServedPolicy:
             for task in tasks:
                 task.cancel()
 
-    async def _draw(self, asked: Asked, first: int, number: int, on_tokens: OnTokens | None = None) -> list[Response]:
+    async def _draw(self, asked: Asked, first: int, number: int) -> list[Response]:
         if first + number > MAX_DRAWS:
             raise RefusedError(f"{asked.procedure.name} needs {first + number:,} samples; the limit is {MAX_DRAWS:,}")
-        drawn = await self.draws.draw(asked.prompt, range(first, first + number), asked.sampling, on_tokens)
+        drawn = await self.draws.draw(asked.prompt, range(first, first + number), asked.sampling)
         return [_ended(response, asked.sampling.stop) for response in drawn]
 
     async def _score(self, asked: Asked, draws: list[Response]) -> list[float]:
@@ -257,13 +256,8 @@ def _rows(asked: Asked, draws: Sequence[Response]) -> list[tuple[list[Message], 
 
 def _ended(response: Response, stop: Sequence[str]) -> Response:
     """Return a response that ends before the first of the texts ``stop``; it was drawn to its end."""
-    text = before_stop(response.text, stop)
+    text = response.text[: min((place for one in stop if (place := response.text.find(one)) >= 0), default=None)]
     return response if text == response.text else response._replace(text=text, finish="stop")
-
-
-def before_stop(text: str, stop: Sequence[str]) -> str:
-    """Return what comes before the first of the texts ``stop``."""
-    return text[: min([place for one in stop if (place := text.find(one)) >= 0], default=len(text))]
 
 
 async def answer_each(

@@ -10,44 +10,30 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.settings import shown
 from infalign.core.spelling import listed_names
 from infalign.data.examples import parse_prompt
-from infalign.models.conversations import decode
 from infalign.sampling.engine import Sampling
-from infalign.serving.answers import Answer, AnyServed, Asked, ServedPolicy, before_stop, parse_served
-from infalign.serving.protocol import ApiError, Completion, Piece, as_error, parse_body
+from infalign.serving.answers import Answer, AnyServed, Asked, ServedPolicy, parse_served
+from infalign.serving.protocol import ApiError, Completion, as_error, parse_body
 from infalign.serving.web import allowed, body_of, prometheus
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import Send
 
 MAX_BYTES = 4_000_000  # of a request
 MISSING_MODEL = "model_not_found"
 CLIENT_CLOSED_REQUEST = 499  # the status of an answer that nobody reads any more
 Found = TypeVar("Found")
-
-
-class _Events(StreamingResponse):
-    """Server-sent events, whose source ends with the connection."""
-
-    media_type = "text/event-stream"
-    body_iterator: AsyncGenerator[str]
-
-    async def stream_response(self, send: Send) -> None:
-        async with aclosing(self.body_iterator):
-            await super().stream_response(send)
 
 
 class Desk:
@@ -74,50 +60,19 @@ class Desk:
         except ConfigError as error:
             raise ApiError(404, str(error), param="model", code=MISSING_MODEL) from error
 
-    async def events(self, asked: Sequence[Asked], *, stream: bool) -> AsyncGenerator[Piece]:
-        """Yield what becomes known of the answers, pieces of them if they ``stream``; who stops reading stops the work.
-
-        Raises `ApiError` if there are too many.
-        """
+    async def answers(self, asked: Sequence[Asked]) -> list[Answer]:
+        """Return the answers; who stops waiting stops the work. Raises `ApiError` if there are too many."""
         if len(asked) > self.most:
             raise ApiError(400, f"this server handles {self.most} answers at once; lower n", param="n")
         if self.in_progress + len(asked) > self.most:
             self.counts["refused"] += len(asked)
             raise ApiError(503, f"{self.in_progress} answers are in progress; retry later", code="overloaded")
         self.in_progress += len(asked)
-        queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-
-        async def answer(choice: int, one: Asked) -> None:
-            said = ""
-
-            def say(text: str, found: Answer | None = None) -> None:
-                nonlocal said
-                queue.put_nowait(Piece(choice, text[len(said) :], found))
-                said = text
-
-            def more(token_ids: Sequence[int]) -> None:
-                text = decode(self.policy.tokenizer, [token_ids])[0]
-                new = held_back(text[len(said) :], one.sampling.stop)  # a stop cannot begin in what was said
-                if new and not new.endswith("\N{REPLACEMENT CHARACTER}"):  # of a character that lacks bytes
-                    say(said + new)
-
-            try:
-                found = await self.policy.answer(one, more if stream else None)
-                say(found.text, found)
-            except Exception as error:
-                queue.put_nowait(error)
-
-        tasks = [asyncio.create_task(answer(choice, one)) for choice, one in enumerate(asked)]
+        tasks = [asyncio.create_task(self.policy.answer(one)) for one in asked]
         try:
-            left = len(tasks)
-            while left:
-                event = await queue.get()
-                if isinstance(event, Exception):
-                    raise event
-                if event.answer is not None:
-                    left -= 1
-                    self.counts["answers"] += 1
-                yield event
+            found = await asyncio.gather(*tasks)
+            self.counts["answers"] += len(found)
+            return found
         finally:
             for task in tasks:
                 task.cancel()
@@ -156,13 +111,12 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
         except DataError as error:
             raise ApiError(400, str(error), param="messages") from error
         model, tokens = f"{policy.name}:{asked[0].procedure.name}", len(asked[0].prompt.token_ids)
+        answers = await _unless_gone(request, desk.answers(asked))
         head = Completion(model, seed if seeded else None, tokens)
-        events = desk.events(asked, stream=bool(body.stream))
         if not body.stream:
-            return JSONResponse(head.completion(await _unless_gone(request, _whole(events))))
-        first = await _unless_gone(request, anext(events))  # what fails until then has its own status
+            return JSONResponse(head.completion(answers))
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return _Events(head.chunks(first, events, usage=usage))
+        return Response("".join(head.chunks(answers, usage=usage)), media_type="text/event-stream")
 
     async def models(request: Request) -> Response:
         names = dict.fromkeys([policy.name, *(f"{policy.name}:{p}" for p in (policy.procedure.name, "standard"))])
@@ -205,29 +159,9 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
     return Starlette(routes=routes, exception_handlers={404: _unknown}, lifespan=lambda _: policy.working())
 
 
-def held_back(text: str, stop: Sequence[str]) -> str:
-    """Return the part of an unfinished text before a stop and before what may be the beginning of one."""
-    text = before_stop(text, stop)
-    return text[: min((_begun(text, one) for one in stop), default=len(text))]
-
-
-def _begun(text: str, stop: str) -> int:
-    """Return where a stop begins at the end of a text, which lacks the rest of it; the text's length if nowhere."""
-    place = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-    while place >= 0 and not stop.startswith(text[place:]):
-        place = text.find(stop[0], place + 1)
-    return place if place >= 0 else len(text)
-
-
 async def _unknown(request: Request, _: Exception) -> Response:
     said = f"{shown(request.url.path)} does not exist; this server has /v1/chat/completions and /v1/models"
     return ApiError(404, said, code="unknown_url").response()
-
-
-async def _whole(events: AsyncGenerator[Piece]) -> list[Answer]:
-    async with aclosing(events):
-        found = {event.choice: event.answer async for event in events if event.answer is not None}
-    return [found[choice] for choice in sorted(found)]
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found:

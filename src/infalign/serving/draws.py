@@ -17,16 +17,12 @@ from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty
 from infalign.sampling.server import ServerEngine
 from infalign.sampling.shared_prefix import Row, SharedPrefixBatch
 
-OnTokens = Callable[[Sequence[int]], None]
-"""Is called with all tokens of a draw so far, each time that there is one more."""
-
 
 @dataclass(eq=False, slots=True)
 class _Draw:
     prompt: Prompt
     index: int
     sampling: Sampling
-    on_tokens: OnTokens | None
     answer: asyncio.Future[Response]
     row: Row | None = None  # once it has begun
 
@@ -55,12 +51,10 @@ class LocalDraws:
         """Raise DataError for a prompt that is too long for the model, or empty."""
         check_prompt(prompt.token_ids, prompt.prompt_id, self._batch.model, sampling)
 
-    async def draw(
-        self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
-    ) -> list[Response]:
+    async def draw(self, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Response]:
         """Return draws number ``indices`` of a prompt that was checked; abandon those that nobody waits for."""
         future = asyncio.get_running_loop().create_future
-        draws = [_Draw(prompt, index, sampling, on_tokens, future()) for index in indices]
+        draws = [_Draw(prompt, index, sampling, future()) for index in indices]
         self._waiting += draws
         self._asked.set()
         try:
@@ -100,14 +94,9 @@ class LocalDraws:
         return set(self._batch.step()) if self._batch.rows else set()
 
     def _tell(self, ended: set[Row]) -> None:
-        """Give those who wait the tokens of their draws, and the draws that have ended."""
+        """Give those who wait the draws that have ended."""
         for draw in self._begun:
-            assert draw.row is not None
-            if draw.answer.cancelled():
-                continue
-            if draw.on_tokens is not None and draw.row not in ended:  # the whole answer follows
-                draw.on_tokens(draw.row.token_ids)
-            if draw.row in ended:
+            if draw.row is not None and draw.row in ended and not draw.answer.cancelled():
                 (response,) = self._batch.responses([draw.row])
                 draw.answer.set_result(response)
                 self.counts.update(draws=1, draw_tokens=len(draw.row.token_ids))
@@ -137,10 +126,8 @@ class RemoteDraws:
         """Raise DataError for an empty prompt."""
         check_not_empty(prompt.token_ids, prompt.prompt_id)
 
-    async def draw(
-        self, prompt: Prompt, indices: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
-    ) -> list[Response]:
-        """Return draws number ``indices`` of a prompt. Raises as the engine, which shows no tokens on the way."""
+    async def draw(self, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Response]:
+        """Return draws number ``indices`` of a prompt. Raises as the engine."""
         self.in_progress += len(indices)
         try:
             async with self._turns:

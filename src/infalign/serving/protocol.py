@@ -6,10 +6,9 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from starlette.responses import JSONResponse, Response
@@ -108,14 +107,6 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
-class Piece(NamedTuple):
-    """More of a choice: text, and the whole answer with the last of it."""
-
-    choice: int
-    text: str
-    answer: Answer | None
-
-
 def parse_body(content: bytes) -> Body:
     """Return what was asked. Raises `ApiError` for what is not served, naming the field."""
     try:
@@ -175,22 +166,11 @@ class Completion:
         choices = [self._choice(place, answer) | said[place] for place, answer in enumerate(answers)]
         return self._part("chat.completion", choices) | {"usage": self._usage(answers)}
 
-    async def chunks(self, first: Piece, events: AsyncGenerator[Piece], *, usage: bool) -> AsyncGenerator[str]:
-        """Yield server-sent events; what fails meanwhile is one of them."""
-        begun, answers = set[int](), list[Answer]()
-        async with aclosing(events):
-            try:
-                piece: Piece | None = first
-                while piece is not None:
-                    delta = {"content": piece.text} | ({} if piece.choice in begun else {"role": "assistant"})
-                    begun.add(piece.choice)
-                    answers += [piece.answer] if piece.answer else []
-                    choice = self._choice(piece.choice, piece.answer) | {"delta": delta}
-                    yield _sent(self._part("chat.completion.chunk", [choice]))
-                    piece = await anext(events, None)
-            except Exception as error:
-                yield _sent(as_error(error).body)
-                return
+    def chunks(self, answers: Sequence[Answer], *, usage: bool) -> Iterator[str]:
+        """Yield the same as server-sent events: an answer is chosen before anything of it can be sent."""
+        for place, answer in enumerate(answers):
+            choice = self._choice(place, answer) | {"delta": {"role": "assistant", "content": answer.text}}
+            yield _sent(self._part("chat.completion.chunk", [choice]))
         if usage:
             yield _sent(self._part("chat.completion.chunk", []) | {"usage": self._usage(answers)})
         yield "data: [DONE]\n\n"
@@ -200,13 +180,11 @@ class Completion:
         seed = {} if self.seed is None else {"infalign": {"seed": self.seed}}
         return about | {"choices": choices} | seed
 
-    def _choice(self, place: int, answer: Answer | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": place, "logprobs": None}
-        if answer is None:
-            return choice | {"finish_reason": None}
+    def _choice(self, place: int, answer: Answer) -> dict[str, Any]:
         about = {"draws": len(answer.draws), "served": answer.served, "rewards": answer.rewards}
         about |= {"base_draws": len(answer.base_draws)}
-        return choice | {"finish_reason": answer.draws[answer.served].finish, "infalign": about}
+        finish = answer.draws[answer.served].finish
+        return {"index": place, "logprobs": None, "finish_reason": finish, "infalign": about}
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
         """Return the tokens of the prompt, once, and of all draws, served or not, and how many draws these are."""
