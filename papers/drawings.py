@@ -115,12 +115,11 @@ def draw_ranks(seeds: Sequence[Seed]) -> Drawing:
 
 def draw_decisions(seeds: Sequence[Seed]) -> Drawing:
     """Draw how many test pairs each reward model decides rightly; ties, which count ½, are hatched."""
-    confidence = seeds[0].recipe.evaluate.confidence
     decided = [Hacking(seed.recipe).decisions() for seed in seeds]
 
     def mean(name: str, test: str, ties: bool) -> Estimate:
         values = [(ids, right[name][test]) for ids, right in decided]
-        return over_seeds([Trained(ids, v == 0.5 if ties else v) for ids, v in values], confidence=confidence)
+        return over_seeds([Trained(ids, v == 0.5 if ties else v) for ids, v in values])
 
     rows, width = [], 0.8 / len(MODELS)
     figure, axes = panels(1, 1, (6.4, 3.4))
@@ -237,18 +236,17 @@ def color_of(method: str) -> str:
 
 
 def _marks(seeds: Sequence[Seed], methods: Sequence[str], quantity: Quantity) -> Iterator[Mark]:
-    confidence = seeds[0].recipe.evaluate.confidence
     for method in methods:
         for seed in seeds:
             for name in seed.by_method[method]:
-                both = (estimate(v, confidence=confidence) for v in (seed.kl(name), seed.values(quantity, name)))
+                both = (estimate(v) for v in (seed.kl(name), seed.values(quantity, name)))
                 yield Mark(method, name, seed.recipe.seed, *both)
         for name in seeds[0].by_method[method]:
             if all(name in seed.by_method[method] for seed in seeds):
                 kls = [seed.trained(seed.kl(name)) for seed in seeds]
                 values = [seed.trained(seed.values(quantity, name)) for seed in seeds]
-                yield Mark(method, name, None, *(over_seeds(v, confidence=confidence) for v in (kls, values)))
+                yield Mark(method, name, None, *(over_seeds(v) for v in (kls, values)))
 
 
 def _over(seeds: Sequence[Seed]) -> str:
-    return f"Bars: {seeds[0].recipe.evaluate.confidence:.0%} intervals over {len(seeds)} seeds and their test prompts."
+    return f"Bars: 95% intervals over {len(seeds)} seeds and their test prompts."

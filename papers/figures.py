@@ -45,11 +45,11 @@ class Measurement:
     note: str = ""
     exact: float | None = None
 
-    def estimate(self, confidence: float) -> Estimate | None:
+    def estimate(self) -> Estimate | None:
         """Return the mean with its interval over seeds and prompts; None if nothing was measured."""
         if self.exact is not None:
             return Estimate(self.exact, self.exact, self.exact)
-        return over_seeds(self.seeds, confidence=confidence) if self.seeds else None
+        return over_seeds(self.seeds) if self.seeds else None
 
 
 @dataclass(frozen=True)

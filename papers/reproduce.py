@@ -167,7 +167,7 @@ def write_figure(figure: Figure, seeds: Sequence[Seed], folder: Path) -> Numbers
 def judge(claim: Claim, seeds: Sequence[Seed]) -> Numbers:
     """Return what was measured for a claim, and whether it is confirmed, refuted or undecided."""
     measurement = claim.value(seeds)
-    found = measurement.estimate(seeds[0].recipe.evaluate.confidence if seeds else 0.95)
+    found = measurement.estimate()
     by_seed = [seed.mean for seed in measurement.seeds]
     return {
         "says": claim.says,

@@ -88,7 +88,7 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
     online = [row | {"win_rate": 0.5 + 0.05 * row["step"], "kl": 0.01, "reward": 0.1} for row in logged]
     record(root, "data", "data", {"examples": 100, "skipped": 3, "train_prompts_too_long": 2})
     accuracy = {"mean": 0.71, "low": 0.65, "high": 0.77}
-    fitted = {"pairs": 50, "history": logged, "confidence": 0.8, "test_accuracy": accuracy}
+    fitted = {"pairs": 50, "history": logged, "test_accuracy": accuracy}
     record(root, "reward", "reward-model", fitted)
     record(root, "score-0", "score", {"responses": PROMPTS * K, "cut_off": 0.25})
     record(root, "evaluate-reference", "evaluate", {"samples": PROMPTS * SAMPLES, "cut_off": 0.5})

@@ -102,7 +102,7 @@ TOGETHER = {
     "{solver: bonbon, n: 4, kl_budget: 1}": "kl_budget is for the solver qrpo or ",
     "{solver: bonbon, n: 1}": "Input should be greater than or equal to 2, found 1",
     "{solver: bon-sft, n: 7}": "policies.new: the best of 7 needs rollout.k of at least 7",
-    "{solver: ipo, loss: squared, beta: 1}": "loss is for the solver qrpo, found ipo",
+    "{solver: bon-sft, n: 2, objective: reward}": "objective is for the solver maxk, found bon-sft",
     "{solver: ipo, transform: log, beta: 1}": "transform is for the solver qrpo or ",
     "{solver: ipo}": "give exactly one of kl_budget, beta",
     "{solver: qrpo, transform: rawest, kl_budget: 1}": "raw-prompt",

@@ -87,11 +87,6 @@ def test_units_that_left_the_recipe_are_not_of_it(run):
     assert "reward-gone" not in page
 
 
-def test_rewards_have_the_confidence_of_their_fitting(run):
-    """Another one asked for later does not fit them again, and does not say so of their intervals."""
-    assert "<td>80%</td>" in html_of(run[1])
-
-
 @pytest.mark.slow
 def test_writing_again_changes_no_byte_of_the_page(run):
     """The same run gives the same report."""

@@ -54,9 +54,6 @@ class Evaluate(Settings):
     rewind: RewindSetting | None = Field(
         None, description="default: the procedure if it rewinds, else what the samples allow"
     )
-    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="of all intervals; a trained reward keeps the level it was fitted with"
-    )
     truth: Literal["reward", "judge", "gold"] | None = Field(
         None, description="the reward that says what is right, for pass@k; none: the reward, if it is 0 or 1"
     )

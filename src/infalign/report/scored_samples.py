@@ -27,7 +27,7 @@ class ScoredSamples:
         evaluate = recipe.evaluate
         self.layout, self.samples = layout, evaluate.samples  # per prompt and model
         self.sources = tuple(recipe.rewards)  # the first one selects the served response, and each of them judges
-        self.intervals = Confidence(evaluate.confidence, recipe.seed)
+        self.intervals = Confidence(seed=recipe.seed)
         self.procedure, self.rewind, self.max_n = recipe.procedure, recipe.rewind, evaluate.max_n
         self.truth = evaluate.truth or "reward"  # the source whose rewards say which responses are right
         self.threshold = evaluate.threshold

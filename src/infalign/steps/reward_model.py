@@ -29,7 +29,7 @@ from infalign.training.output_folder import Target, drop_long_rows
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield a training for each reward source that has to be trained; units are named after the sources."""
-    intervals = Confidence(run.recipe.evaluate.confidence, run.recipe.seed)
+    intervals = Confidence(seed=run.recipe.seed)
     for name, source in run.recipe.rewards.items():
         target = run.target(name)
         if source.trained:
@@ -87,7 +87,7 @@ def fit_reward(
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, reward, test, intervals)
     counts = {"pairs": len(train), "pairs_too_long": long}
-    return {**counts, **found, "test_accuracy": accuracy, "confidence": intervals.level}
+    return {**counts, **found, "test_accuracy": accuracy}
 
 
 def _fit_head(

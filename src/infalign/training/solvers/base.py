@@ -147,7 +147,7 @@ class Solver(Kind):
 
     @property
     def label(self) -> str:
-        """The solver with its loss and form, unless these are the usual ones: ``qrpo squared guided``."""
+        """The solver with its form, unless that is the usual one: ``qrpo guided``."""
         return self.solver
 
     @property
