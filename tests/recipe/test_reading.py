@@ -124,47 +124,27 @@ def test_settings_of_a_policy_that_do_not_go_together_are_refused(path: str, ove
     assert said in " ".join(problem(path, f"policies.new={override}").split())
 
 
-REWARD_TRUNK = {"guide": {"trunk": "reward"}}
-
-
 @pytest.mark.parametrize(
-    ("policy", "change", "said"),
+    ("overrides", "said"),
     [
-        ({"solver": "qrpo", "beta": 1} | REWARD_TRUNK, {"reward": micro.GOLD}, "the reward is not a model"),
         (
-            {"solver": "maxk", "kl_budget": 1},
-            {"procedure": "2nd-best-of-4"},
+            ["{beta: 1, guide: {trunk: reward}}", "reward={function: 'infalign.world:gold'}"],
+            "the reward is not a model",
+        ),
+        (
+            ["{solver: maxk, kl_budget: 1}", "procedure=2nd-best-of-4"],
             "maxk supports best-of-N and worst-of-N; the procedure is 2nd-best-of-4",
         ),
-        (
-            {"solver": "qrpo", "beta": 1},
-            {"gold": None, "evaluate": {"truth": "gold"}},
-            "evaluate.truth is gold, but the recipe has no gold",
-        ),
+        (["{beta: 1}", "gold=null", "evaluate={truth: gold}"], "evaluate.truth is gold, but the recipe has no gold"),
+        (["{beta: 1}", "rollout.kk=3", "seed=-1"], "found -1; unknown key `rollout.kk`; did you mean `k`?"),
+        (["{beta: 1}", "reward=null"], "`reward` takes settings: "),
     ],
 )
-def test_a_policy_that_cannot_work_in_a_recipe_is_an_error(
-    policy: dict[str, Any], change: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    """What it needs is another part of the recipe, without which it would have been taken."""
-    settings = micro.settings(tmp_path) | {"policies": {"new": policy}}
-    Recipe.model_validate(settings)
-    with pytest.raises(ValueError, match=said):
-        Recipe.model_validate(settings | change)
-
-
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    """A recipe without a reward says so."""
-    recipe = micro.settings(tmp_path)
-    del recipe["reward"]
-    assert problem(micro.write(tmp_path / "recipe.yaml", recipe)).endswith("`reward` is missing")
-
-
-def test_all_mistakes_are_told_at_once(path: str) -> None:
-    """Two mistakes give one error with both."""
-    said = problem(path, "rollout.kk=3", "seed=-1")
-    assert "rollout.kk" in said
-    assert "`seed`" in said
+def test_what_another_part_of_the_recipe_does_not_allow_is_an_error(path: str, overrides: list[str], said: str) -> None:
+    """Without it the policy would have been taken; all mistakes are told at once."""
+    policy, *others = overrides
+    load_recipe(path, [f"policies.new={policy}"])
+    assert said in problem(path, f"policies.new={policy}", *others)
 
 
 def test_set_changes_nested_settings_list_entries_and_absent_parents(path: str) -> None:
