@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from infalign.models.adapters import merge_adapter
 from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import config_of, generation_of, is_adapter, load_policy, model_files
 from infalign.models.tokenizers import check_same_tokens, load_tokenizer
+from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
@@ -31,7 +32,7 @@ from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
 from infalign.steps.run import Run
 from infalign.steps.status import recorded_recipe
-from infalign.steps.whole_run import check_opened
+from infalign.steps.whole_run import check_opened, units
 
 LOGGER = logging.getLogger(__name__)
 KEY_VARIABLE = "INFALIGN_ENGINE_KEY"
@@ -56,7 +57,7 @@ def open_policy(
     tokenizer or of a LoRA adapter on the reference; the procedure is the recipe's by default. Draws are made here, or
     by an OpenAI-compatible server at ``engine_url`` that has the policy under the name ``engine_model`` (by default its
     path). ``reward`` is a function or the URL of a server in place of the run's reward. A model that the recipe would
-    make anew is used as it is. Raises ConfigError for what is not there, and for a folder with another
+    make anew is used as it is, with a warning. Raises ConfigError for what is not there, and for a folder with another
     tokenizer or vocabulary.
     """
     run = Run.of(recorded_recipe(root))
@@ -66,6 +67,7 @@ def open_policy(
     path = _model(run, name)
     opened = {path, run.reference, *map(str, run.reward_inputs("reward"))}
     check_opened(run, run.layout.data, *opened)
+    _warn_of_others(run, opened)
     tokenizer = load_tokenizer(run.layout.tokenizer)
     if recipe.compute.threads is not None:
         import torch
@@ -119,6 +121,21 @@ def _check_fits(model: str, run: Run) -> None:
         raise ConfigError(
             f"{model} has a vocabulary of {theirs:,} tokens, the reference of {ours:,}; they must be equal"
         )
+
+
+def _warn_of_others(run: Run, paths: Collection[str]) -> None:
+    """Warn of models of the run that were made by another recipe than the recorded one, with what differs."""
+    wanted = units(run, until="train")
+    left = pending(wanted, run.layout.root)
+    for unit in wanted:
+        if str(unit.output) in paths and unit.name in left:
+            LOGGER.warning(
+                "! using %s as it is, although the recipe has changed since (%s); `infalign run %s/recipe.yaml "
+                "--until train` trains it again",
+                unit.output,
+                left[unit.name].because,
+                run.layout.root,
+            )
 
 
 def _local(run: Run, path: str) -> DrawSource:
