@@ -47,7 +47,7 @@ def changes(name: str, form: str) -> list[str]:
     if form == "guide":
         return []
     first, student = next(iter(policies)), next(policy for policy in policies.values() if isinstance(policy, Distil))
-    own = {"guide": "null", "reader": "null", "fit.learning_rate": student.fit.learning_rate}
+    own = {"guide": "null", "loss": "logistic", "reader": "null", "fit.learning_rate": student.fit.learning_rate}
     return [f"policies.{first}.{key}={value}" for key, value in own.items()]
 
 

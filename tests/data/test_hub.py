@@ -53,6 +53,7 @@ configs:
         ({"config": "plain", "split": "test"}, [{"a": "1"}]),
         ({"config": "sheet"}, [{"a": "007", "day": "2024-01-02"}]),
         ({"config": "polite"}, [{"a": "1.0", "more": {"b": "2024-01-02"}}, {"a": "1", "more": {"c": 2}}]),
+        ({"data_files": "sheet/one.csv"}, [{"a": "007", "day": "2024-01-02"}]),
     ],
 )
 def test_rows_of_a_configuration_keep_their_values(tmp_path, asked, found):

@@ -1,4 +1,4 @@
-"""Models that go out of a run, with their card, and models from elsewhere that are served beside one."""
+"""Models that go out of a run, with their card, and models from elsewhere that are measured beside one."""
 
 import json
 import shutil
@@ -122,6 +122,26 @@ def test_the_trackers_get_the_evaluation(run: Path, results: dict[str, Any]) -> 
         assert value("evaluation/judge/best-of-4/low") <= value("evaluation/judge/best-of-4")
 
 
+@pytest.mark.slow
+def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
+    run: Path, results: dict[str, Any], tmp_path: Path
+) -> None:
+    """A copy of a policy, drawn with another random stream, has its KL and win rates up to sampling error."""
+    copy = shutil.copytree(run / "models" / "student", tmp_path / "mine")
+    code, first, err = micro.infalign("run", run, "--policy", copy)
+    assert code == 0, err
+    (folder,) = (run / "evaluation").glob("mine.*")
+    found, own = json.loads((folder / "results.json").read_text()), results["policies"]["student"]
+    assert found["kl"]["low"] <= own["kl"]["high"]
+    assert own["kl"]["low"] <= found["kl"]["high"]
+    assert found["win_rates"].keys() == own["win_rates"].keys()
+    assert found["win_rates"]["judge"].keys() == own["win_rates"]["judge"].keys()
+    assert f"KL to the reference: {found['kl']['mean']:.2f}" in first
+    written = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
+    assert micro.infalign("run", run, "--policy", copy)[1].splitlines()[-1] == first.splitlines()[-1]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == written
+
+
 @pytest.mark.parametrize(
     ("texts", "scratch", "message"),
     [
@@ -130,12 +150,22 @@ def test_the_trackers_get_the_evaluation(run: Path, results: dict[str, Any]) -> 
     ],
 )
 def test_what_does_not_fit_is_named(run: Path, tmp_path: Path, texts: list[str], scratch: Any, message: str) -> None:
-    """Another tokenizer or another vocabulary is not served beside the reference."""
+    """Another tokenizer or another vocabulary has no KL to the reference; nothing is drawn."""
     tokenizer = train_tokenizer(texts, Scratch(**scratch))
     model = new_policy(Scratch(**scratch), tokenizer, seed=0)
     if texts == TEXTS:
         model.resize_token_embeddings(310)
     save_model(model, tokenizer, tmp_path / "theirs")
-    code, _, err = micro.infalign("generate", run, "--prompt", "Hello", "--policy", tmp_path / "theirs")
+    code, _, err = micro.infalign("run", run, "--policy", tmp_path / "theirs")
     assert code == 2
     assert message in err
+    assert not list((run / "evaluation").glob("theirs.*"))
+
+
+def test_an_adapter_or_nothing_is_no_policy_to_measure(run: Path) -> None:
+    """Each is refused with what to do."""
+    for folder, said in (
+        (run / "models" / "adapted" / "adapter", "is a LoRA adapter, but a whole model is needed here"),
+        ("/no/where", "the folder does not exist"),
+    ):
+        assert said in micro.infalign("run", run, "--policy", folder)[2]

@@ -27,7 +27,7 @@ from infalign.training.common import LossTrainer, trainer_config, with_adapter
 from infalign.training.offline_trainer import RolloutRegression, _Collator, fit_to_rollouts
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.pairs import bonbon, bonbon_margin, ipo
-from infalign.training.solvers.qrpo import logistic, qrpo, regression_targets, squared
+from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
 from infalign.training.solvers.resample import weighted_likelihood
 
 QUICK = ("qrpo guided",)
@@ -154,7 +154,7 @@ def test_accumulated_batches_have_the_loss_of_whole_ones(case: Enumerable, tmp_p
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("loss", [squared, logistic])
+@pytest.mark.parametrize("loss", DIVERGENCES.values(), ids=DIVERGENCES)
 def test_every_loss_of_qrpo_is_least_at_the_target_alone(loss: Any) -> None:
     """It is 0 at h = T, positive elsewhere, and its slope has the sign of h − T."""
     target = torch.tensor([-4.0, -1.0, 0.0, 0.5, 2.0]).repeat_interleave(5)

@@ -50,7 +50,7 @@ def read_recipe(path: str, overrides: list[str] | None, skip_invalid: bool = Fal
     return within_minutes(load_recipe(path, [*(overrides or []), *["data.skip_invalid=true"] * skip_invalid]))
 
 
-def read_run_or_recipe(name: str, overrides: list[str] | None) -> "Recipe":
+def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: bool = False) -> "Recipe":
     """Return the recipe of the last run in a folder, or else the recipe itself."""
     from infalign.steps.status import recorded_recipe
 
@@ -58,7 +58,7 @@ def read_run_or_recipe(name: str, overrides: list[str] | None) -> "Recipe":
     if path.is_dir():
         return recorded_recipe(path, overrides)
     if path.suffix in ENDINGS or name in names or path.is_file():
-        return read_recipe(name, overrides)
+        return read_recipe(name, overrides, skip_invalid)
     runs = {folder.parent.name: str(folder.parent) for folder in path.parent.glob("*/recipe.yaml")}
     known = runs | ({found: found for found in names} if name == path.name else {})
     near = nearest(path.name, known)

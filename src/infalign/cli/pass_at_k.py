@@ -15,7 +15,7 @@ Examples:
   infalign pass-at-k lm_eval_output --check my_checker.py:check
   infalign pass-at-k samples.parquet --metric pass@1 --metric pass@64 --metric maj@8
   infalign pass-at-k a.jsonl b.jsonl --columns prompt=problem,reward=score
-  infalign pass-at-k runs.csv --plot pass-at-k.svg --worth 0.05,0.1,0.2
+  infalign pass-at-k runs.csv --plot pass-at-k.html --worth 0.05,0.1,0.2
 
 Reads logs of inspect_ai, lm-eval, verl, TRL, verifiers, evalplus and garak, and
 tables: a row is a response with prompt_id, reward (1 right, 0 wrong, or graded)
@@ -44,7 +44,7 @@ def pass_at_k(
         Literal["refuse", "omit", "wrong"], Parameter(help="What to do with samples without a reward.")
     ] = "refuse",
     worth: Annotated[str | None, Parameter(help="KL budgets in nats: what training could gain, 0.05,0.1.")] = None,
-    plot: Annotated[Path | None, Parameter(help="Write a figure, .png or .svg.")] = None,
+    plot: Annotated[Path | None, Parameter(help="Write a figure, .png or .svg, or a page, .html.")] = None,
     confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
     seed: Annotated[int, WHOLE, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,

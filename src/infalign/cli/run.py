@@ -33,8 +33,13 @@ Examples:
   infalign run demo                     the whole run, from data to report
   infalign run my.yaml --until train    stop after training
   infalign run demo --set rollout.k=128    more rollouts; keeps the old ones
+  infalign run runs/demo --policy ~/models/dpo
   infalign run my.yaml --until reward-model            what rollouts need
   infalign run my.yaml --ray-actors 64 --ray-gpus 1    sample and score them
+
+--policy takes a folder or hub id of a policy trained elsewhere, and measures its
+KL to the run's reference and its win rates by the run's judges. It needs the
+reference's tokenizer and vocabulary. Results go to evaluation/NAME.DIGEST.
 
 --ray-actors needs the extra ray. It uses the cluster at RAY_ADDRESS, or starts
 one here; all nodes must see the run directory under the same path. Rerun the
@@ -45,11 +50,12 @@ same command to resume; finished shards are kept.
 def run(
     recipe: Annotated[
         str,
-        Parameter(help="A YAML file or the name of a built-in recipe, such as demo."),
+        Parameter(help="A YAML file or the name of a built-in recipe, such as demo; with --policy also a run."),
     ],
     /,
     *,
     until: Annotated[Stage, Parameter(help="The last stage to run.")] = "report",
+    policy: Annotated[str | None, Parameter(help="Measure this policy, trained elsewhere.")] = None,
     set_: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
@@ -66,10 +72,18 @@ def run(
     """Run a recipe from data to report; finished work is not repeated."""
     if ray_actors is None and (ray_gpus or ray_cpus is not None):
         raise ConfigError("--ray-gpus and --ray-cpus are for the actors of --ray-actors; add it")
-    if ray_actors is not None and (dry_run or until not in ("score", "report")):
-        raise ConfigError("--ray-actors only samples and scores rollouts; leave out --dry-run and --until")
+    if ray_actors is not None and (dry_run or policy is not None or until not in ("score", "report")):
+        raise ConfigError("--ray-actors only samples and scores rollouts; leave out --dry-run, --policy and --until")
     if ray_gpus > 1 and ray_gpus % 1:
         raise ConfigError(f"--ray-gpus is a fraction below 1 or a whole number; found {ray_gpus:g}")
+    if policy is not None:
+        if dry_run or until != "report":
+            raise ConfigError("--policy only measures one policy beside a run; leave out --dry-run and --until")
+        from infalign.steps.external_policy import evaluate_external_policy, print_external_policy
+
+        measured, console = read_run_or_recipe(recipe, set_, skip_invalid), open_console()
+        print_external_policy(evaluate_external_policy(measured, policy, console=console), console)
+        return
     settings, console = read_recipe(recipe, set_, skip_invalid), open_console()
     if ray_actors is not None:
         from infalign.integrations.ray import on_cluster

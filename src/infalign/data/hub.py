@@ -19,6 +19,9 @@ class Hub(Settings):
     split: str = Field("train", description="one of its splits")
     revision: str | None = Field(None, description="a commit, branch or tag")
     data_dir: str | None = Field(None, description="a folder in the repository, e.g. harmless-base")
+    data_files: str | list[str] | None = Field(
+        None, description="its files, as names or patterns, e.g. data/2024-*.jsonl"
+    )
 
     def found_in(self, folder: str | Path) -> "Hub":
         """Return this, or what ``folder`` has of it: a copy of the repository under its id."""
@@ -44,7 +47,9 @@ def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
 
     source = f"{hub.id}/{hub.data_dir}[{hub.split}]" if hub.data_dir else f"{hub.id}[{hub.split}]"
     try:
-        builder = datasets.load_dataset_builder(hub.id, hub.config, data_dir=hub.data_dir, revision=hub.revision)
+        builder = datasets.load_dataset_builder(
+            hub.id, hub.config, data_dir=hub.data_dir, data_files=hub.data_files, revision=hub.revision
+        )
         files = builder.config.data_files or {}
         if hub.split not in files:
             raise ValueError(f'Unknown split "{hub.split}". Should be one of {sorted(files)}')

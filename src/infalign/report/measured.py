@@ -1,8 +1,9 @@
-"""Metrics of tables of rewards: as tables in the terminal, and as a figure."""
+"""Metrics of tables of rewards: as tables in the terminal, as a figure, and as a page."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +25,12 @@ from infalign.core.display import (
     share,
     style,
 )
+from infalign.core.storage import write_text
+from infalign.report.templates import html_template
 
 Numbers = Mapping[str, Any]
 PER_TABLE = 3  # columns with intervals that fit a terminal of 80 characters
-ENDINGS = ".png", ".svg"
+ENDINGS = ".png", ".svg", ".html"
 
 
 class Shown(NamedTuple):
@@ -124,9 +127,19 @@ def print_measured(found: Numbers, console: Console) -> None:
 
 
 def write_measured(found: Numbers, curve: Numbers, path: Path) -> None:
-    """Write the figure as PNG or SVG, as the ending of ``path`` says."""
-    with style("a figure needs"):
-        save(draw_measured(curve, found["worth"]), path)
+    """Write the figure as PNG or SVG, or as a page with the tables, as the ending of ``path`` says."""
+    with style("figures and pages need"):
+        figure = draw_measured(curve, found["worth"])
+        if path.suffix != ".html":
+            save(figure, path)
+            return
+        with TemporaryDirectory() as folder:
+            save(figure, image := Path(folder) / "figure.svg")
+            svg = image.read_text(encoding="utf-8")
+    page = html_template("measured.html.j2")
+    write_text(
+        path, page.render(found=found, tables=shown_tables(found), remarks=remarks(found), svg=svg[svg.index("<svg") :])
+    )
 
 
 def draw_measured(curve: Numbers, worth: Sequence[Numbers] = ()) -> Any:

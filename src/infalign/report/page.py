@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infalign.core.display import LOOKS, amount, gain, number, ratio, share
+from infalign.core.display import LOOKS
 from infalign.core.errors import ConfigError
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
@@ -41,6 +41,7 @@ from infalign.report.run_figures import (
 )
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import comparison_rows, differences, shown_ks
+from infalign.report.templates import html_template
 from infalign.report.verdict_text import SPOKEN, Numbers, verdict
 
 SHOWN_EXAMPLES = 4
@@ -53,7 +54,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
     ConfigError without matplotlib or jinja2.
     """
     try:
-        import jinja2
+        import jinja2  # noqa: F401
         import matplotlib
     except ImportError as error:
         raise ConfigError("the report needs matplotlib and jinja2; pip install 'infalign[report]'") from error
@@ -75,15 +76,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
             ]
             for section, found in pictures.items()
         }
-    pages = jinja2.Environment(
-        loader=jinja2.PackageLoader("infalign.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    pages.filters |= {"share": share, "amount": amount, "gain": gain, "number": number, "ratio": ratio}
-    html = pages.get_template("report.html.j2").render(
+    html = html_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
         rewind=recipe.rewind,

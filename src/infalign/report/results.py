@@ -1,7 +1,7 @@
 """All numbers of an evaluated run with their intervals, next to theory's predictions."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -63,23 +63,25 @@ def write_results(
             },
         },
     }
-    results |= _pass_at_k(evaluated, solvers)
+    results |= pass_at_k(evaluated, [*solvers], lambda name, kl: evaluated.law_at(solvers[name], kl))
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
 
-def _pass_at_k(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> dict[str, Any]:
+def pass_at_k(
+    evaluated: ScoredSamples, policies: Sequence[str], law_at: Callable[[str, float], RankLaw | None]
+) -> dict[str, Any]:
     """Return pass@k of the reference and each policy, and by whose truth; nothing if it is not known what is right.
 
     With it are a policy's leads ``over`` the reference, at the KL that it spent, and over every other policy at one KL
     (`AtOneKL`), None where the two are not comparable.
     """
-    names = ("reference", *solvers)
+    names = ("reference", *policies)
     right = {name: correct_PM for name in names if (correct_PM := evaluated.correct(name)) is not None}
     if len(right) < len(names):
         return {}
-    kls, law_at = {name: evaluated.kl(name) for name in solvers}, _laws(evaluated, solvers)
-    pairs = {pair: AtOneKL.of({name: [name] for name in pair}, kls, law_at) for pair in permutations(solvers, 2)}
+    kls = {name: evaluated.kl(name) for name in policies}
+    pairs = {pair: AtOneKL.of({name: [name] for name in pair}, kls, law_at) for pair in permutations(policies, 2)}
     found: dict[str, Any] = {name: {} for name in right}
     powers = {2**power for power in range(evaluated.samples.bit_length())}
     for k in sorted(powers | ({evaluated.pass_at} if evaluated.pass_at else set())):
@@ -87,7 +89,7 @@ def _pass_at_k(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> dict[
         passed = {name: metric.of_prompts(rewards_PM) for name, rewards_PM in right.items()}
         for name, values in passed.items():
             over = {"reference": evaluated.intervals.of_differences(values - passed["reference"])}
-            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over if name in solvers else {}}
+            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over if name in policies else {}}
         for (name, other), at in pairs.items():
             both = at.matched(passed, BestOfN(k), passed["reference"])
             comparable = len(both) == 2
@@ -108,19 +110,28 @@ def _policy_numbers(
 ) -> dict[str, Any]:
     """Return the numbers of one policy."""
     of_law = evaluated.layout.law(policy.data_needs.teacher or name)  # bond has none
-    pairs = {
-        source: (evaluated.judged_by(source, name), evaluated.judged_by(source, "reference"))
-        for source in evaluated.sources
-    }
-    kl, shown = evaluated.intervals.of(evaluated.kl(name)), (Standard(), evaluated.procedure)
-    law = evaluated.law_at(policy, kl["mean"])  # of an unrestricted policy of the method
+    found = sample_numbers(evaluated, name, wins)
+    kl, shown = found["kl"]["mean"], (Standard(), evaluated.procedure)
+    law = evaluated.law_at(policy, kl)  # of an unrestricted policy of the method
     return {
         "method": policy.method,
         "transform": policy.transformation,
         "solver": policy.solver,
         "kl_budget": policy.budget,
         "beta": law_numbers(of_law)["paper_beta"] if of_law.exists() else None,
-        "kl": kl,
+        **found,
+        "theory": None if law is None else {"kl": kl} | {served.name: law.win_rate(served) for served in shown},
+    }
+
+
+def sample_numbers(evaluated: ScoredSamples, name: str, wins: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
+    """Return what the samples of a model say: KL, length, win rates and ties."""
+    pairs = {
+        source: (evaluated.judged_by(source, name), evaluated.judged_by(source, "reference"))
+        for source in evaluated.sources
+    }
+    return {
+        "kl": evaluated.intervals.of(evaluated.kl(name)),
         "length": evaluated.intervals.of(evaluated.column(name, "length").mean(axis=1)),
         "rewind_draws": evaluated.intervals.of(rewind_draws(*pairs["reward"], evaluated.rewind)),
         "win_rates": {
@@ -129,7 +140,6 @@ def _policy_numbers(
         },
         "at_equal_length": {source: _at_equal_length(evaluated, pairs[source]) for source in evaluated.sources},
         "ties": {source: evaluated.intervals.of_shares(tie_rate(*pairs[source])) for source in evaluated.sources},
-        "theory": None if law is None else {"kl": kl["mean"]} | {served.name: law.win_rate(served) for served in shown},
     }
 
 
@@ -140,10 +150,6 @@ def _at_equal_length(evaluated: ScoredSamples, pair: tuple[Samples, Samples]) ->
         return {"none": str(error)}
 
 
-def _laws(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> Callable[[str, float], RankLaw | None]:
-    return lambda name, nats: evaluated.law_at(solvers[name], nats)
-
-
 def at_one_kl(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> AtOneKL:
     """Return a run's methods at one KL; a student is left out if it spends less than 1/1.25 of the median."""
     methods = dict[str, list[str]]()
@@ -151,7 +157,7 @@ def at_one_kl(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> AtOneK
         methods.setdefault(policy.method, []).append(name)
     students = {policy.method: MAX_EXTRAPOLATION for policy in solvers.values() if policy.data_needs.teacher in solvers}
     kls = {name: evaluated.kl(name) for name in solvers}
-    return AtOneKL.of(methods, kls, _laws(evaluated, solvers), far=students)
+    return AtOneKL.of(methods, kls, lambda name, nats: evaluated.law_at(solvers[name], nats), far=students)
 
 
 def _matched(

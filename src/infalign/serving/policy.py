@@ -18,8 +18,8 @@ from infalign.core.user_code import import_function
 from infalign.data.messages import Message
 from infalign.models.adapters import merge_adapter
 from infalign.models.conversations import prompt_ids
-from infalign.models.pretrained import config_of, generation_of, is_adapter, load_policy, model_files
-from infalign.models.tokenizers import check_same_tokens, load_tokenizer
+from infalign.models.pretrained import generation_of, is_adapter, load_policy, model_files
+from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.server import RemoteReward
@@ -30,6 +30,7 @@ from infalign.sampling.server import ServerEngine
 from infalign.serving.answers import BaseRewards, ServedPolicy, parse_served
 from infalign.serving.batches import Batches
 from infalign.serving.draws import DrawSource, LocalDraws, RemoteDraws
+from infalign.steps.external_policy import check_fits
 from infalign.steps.run import Run
 from infalign.steps.status import recorded_recipe
 from infalign.steps.whole_run import check_opened, units
@@ -101,7 +102,7 @@ def _model(run: Run, name: str) -> str:
             raise ConfigError(f"{run.layout.root} has no policy {name}, and no such folder exists; it has {known}")
         model_files(name)
         if not is_adapter(name):
-            _check_fits(name, run)
+            check_fits(name, run)
         return name
     made = run.layout.model(name)
     path = run.reference if name == "reference" else str(made)
@@ -109,18 +110,6 @@ def _model(run: Run, name: str) -> str:
         command = f"infalign run {run.layout.root}/recipe.yaml --until train"
         raise ConfigError(f"{name} is not trained yet: {path} does not exist; run `{command}`")
     return path
-
-
-def _check_fits(model: str, run: Run) -> None:
-    """Raise ConfigError that names what of ``model`` differs from the reference: tokenizer, EOS or vocabulary."""
-    from infalign.models import guided  # noqa: F401 - so that transformers knows it
-
-    check_same_tokens(load_tokenizer(model), load_tokenizer(run.layout.tokenizer), model)
-    theirs, ours = (config_of(path).get_text_config().vocab_size for path in (model, run.reference))
-    if theirs != ours:
-        raise ConfigError(
-            f"{model} has a vocabulary of {theirs:,} tokens, the reference of {ours:,}; they must be equal"
-        )
 
 
 def _warn_of_others(run: Run, paths: Collection[str]) -> None:

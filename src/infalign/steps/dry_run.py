@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -67,6 +69,8 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
         there, too_long = counts.rows[f"{name}_prompts"], counts.rows[f"{name}_prompts_too_long"]
         check_prompts(name, there and there + too_long, recipe.data.max_prompt_tokens)  # by estimated lengths
     _check_rows(wanted(run), counts.rows)
+    for url in (recipe.rollout.engine.server[0], *(source.url for source in recipe.rewards.values())):
+        _check_server(url, console)
     for name in unchecked:
         say(console, f"not checked: {name}")
     _print_example(run, examples, console)
@@ -118,6 +122,18 @@ def _check_rows(units: Sequence[Unit], rows: Mapping[str, int]) -> None:
         if empty := [made.table.replace("_", " ") for made in unit.passes if rows.get(made.table) == 0]:
             key = "policy.fit" if unit.stage == "sft" else f"{unit.name}.fit"
             raise DataError(f"{key} needs {empty[0]}, but the data has none; add rows with responses, or leave it out")
+
+
+def _check_server(url: str | None, console: Console) -> None:
+    """Say if nobody listens at the address of a server now."""
+    if url is None:
+        return
+    parts = urlsplit(url)
+    address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
+    try:
+        socket.create_connection(address, CONNECT_SECONDS).close()
+    except OSError as error:
+        warn(console, f"cannot reach {url} now ({error.strerror or error})")
 
 
 def _print_example(run: Run, examples: Sequence[Example], console: Console) -> None:

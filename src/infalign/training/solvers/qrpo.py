@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
@@ -36,6 +37,9 @@ def logistic(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
     label = target.sigmoid()
     return cross_entropy(h, label, reduction="none") - cross_entropy(target, label, reduction="none")
+
+
+DIVERGENCES: dict[str, Divergence] = {"squared": squared, "logistic": logistic}
 
 
 def qrpo(divergence: Divergence = logistic, *, normalized: bool = True) -> Objective:
@@ -84,7 +88,16 @@ class Settings(Shaped, Offline):
     """QRPO for any shaping of the reward."""
 
     solver: Literal["qrpo"] = "qrpo"
+    loss: Literal["squared", "logistic"] = Field(
+        "logistic", description="how log π/π_ref is fitted; both have the same optimum"
+    )
+
+    @property
+    def label(self) -> str:
+        """The solver with its form and its loss, unless that is the default."""
+        usual = self.loss == type(self).model_fields["loss"].default
+        return super().label if usual else f"{super().label} {self.loss}"
 
     def objective(self, law: Law) -> Objective:
         """Return its objective."""
-        return qrpo(normalized=law.kl_over != "classes")
+        return qrpo(DIVERGENCES[self.loss], normalized=law.kl_over != "classes")
