@@ -8,27 +8,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from best_of_n import BEST_OF_N
-from drawings import Drawing, analytic_points, draw_against_kl, draw_decisions, draw_ranks, draw_theory
+from drawings import Drawing, Point, analytic_points, draw_against_kl, draw_decisions, draw_ranks, draw_theory
 from hacking import Hacking
 from methods import extreme_procedure
 from rich.console import Console
+from run_files import column, records, reference_rewards
 from seeds import Estimate, Quantity, Seed, Trained, WinRate, lead, over_seeds
 
-from infalign.core.display import in_points
-from infalign.core.storage import listed, read_table
+from infalign import calibrate, parse_procedure
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import rewind_draws
-from infalign.method.calibration import Array, calibrate
-from infalign.method.procedures import Served, Standard
-from infalign.pipeline.records import records
 from infalign.recipe.settings import Recipe
-from infalign.recipe.stored_laws import reference_rewards
 from infalign.steps import whole_run
-from infalign.theory.curve import Point
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
 JUDGES = ("reward", "judge")
@@ -52,6 +47,16 @@ class Measurement:
         return over_seeds(self.seeds, confidence=confidence) if self.seeds else None
 
 
+def points(difference: float) -> str:
+    """Return a difference of shares in percentage points: ``+1.2``."""
+    return f"{100 * difference:+.1f}"
+
+
+def percent(value: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * value:.1f}"
+
+
 @dataclass(frozen=True)
 class Claim:
     """A sentence of the paper, what measures it, and between which values it holds."""
@@ -62,7 +67,7 @@ class Claim:
     least: float = -math.inf
     most: float = math.inf
     unit: str = "points"
-    write: Callable[[float], str] = in_points
+    write: Callable[[float], str] = points
 
     @property
     def holds(self) -> str:
@@ -107,7 +112,7 @@ class RawReward(Quantity):
 
     label: ClassVar[str] = "raw reward above the reference, sd"
 
-    def of(self, seed: Seed, name: str) -> Array:
+    def of(self, seed: Seed, name: str) -> np.ndarray:
         """Return each prompt's mean reward above the reference's."""
         base = seed.evaluated.column("reference", "reward")
         own = seed.evaluated.column(name, "reward").mean(axis=1)
@@ -119,7 +124,7 @@ class RewindDraws(Quantity):
 
     label: ClassVar[str] = "draws per response"
 
-    def of(self, seed: Seed, name: str) -> Array:
+    def of(self, seed: Seed, name: str) -> np.ndarray:
         """Return the expected number of draws to each prompt."""
         own, base = (
             Samples(values, values) for values in (seed.evaluated.column(m, "reward") for m in (name, "reference"))
@@ -144,7 +149,7 @@ def by_kl(
     return Figure((number,), title, draw, claims, methods, lacks=lacks)
 
 
-Procedure = Callable[[Recipe], Served]
+Procedure = Callable[[Recipe], Any]
 
 
 def served_by(n: int | None = None) -> Procedure:
@@ -152,12 +157,12 @@ def served_by(n: int | None = None) -> Procedure:
     return lambda recipe: recipe.procedure if n is None else replace(extreme_procedure(recipe), n=n)
 
 
-def plainly(recipe: Recipe) -> Served:
+def plainly(recipe: Recipe) -> Any:
     """Return one plain draw."""
-    return Standard()
+    return parse_procedure("standard")
 
 
-def rewinding(recipe: Recipe) -> Served:
+def rewinding(recipe: Recipe) -> Any:
     """Return the recipe's Rewind-and-Repeat."""
     return recipe.rewind
 
@@ -238,16 +243,16 @@ def miscalibration(seeds: Sequence[Seed]) -> Measurement:
     """
 
     def of(seed: Seed) -> Trained:
-        rewards_PK = reference_rewards(seed.layout)
+        rewards_PK = reference_rewards(seed.recipe.run_dir)
         everyone = np.sort(rewards_PK, axis=None)
 
-        def distance(dealt_PK: Array) -> Array:
+        def distance(dealt_PK: np.ndarray) -> np.ndarray:
             within = calibrate(dealt_PK, np.sort(dealt_PK, axis=1))
             among_all = calibrate(dealt_PK.ravel(), everyone).reshape(dealt_PK.shape)
             return np.asarray(np.abs(within - among_all).mean(axis=1))
 
         dealt = np.random.default_rng(0).permutation(rewards_PK.ravel()).reshape(rewards_PK.shape)
-        prompts = listed(read_table(seed.layout.calibrated, ["prompt_id"]), "prompt_id")
+        prompts = column(seed.layout.calibrated, "prompt_id")
         return Trained(prompts, distance(rewards_PK) - distance(dealt).mean())
 
     return Measurement([of(seed) for seed in seeds], "mean distance of ranks, chance subtracted")
@@ -293,11 +298,6 @@ def draws_saved(ours: str, seeds: Sequence[Seed]) -> Measurement:
 def raw_reward_bought(ours: str, other: str, seeds: Sequence[Seed]) -> Measurement:
     """Return how much more raw reward a method has than another at one KL."""
     return lead_over_best(seeds, ours, [other], RawReward())
-
-
-def percent(value: float) -> str:
-    """Return a share in per cent."""
-    return f"{100 * value:.1f}"
 
 
 MORE = "The transformation for the procedure wins 3 to 8 points more than the best baseline at the same KL."
