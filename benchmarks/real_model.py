@@ -120,7 +120,7 @@ def padded_kl(material: Material, policy: Any) -> None:
     with evaluating(policy):
         batches = padded_batches(material.prompt_ids, material.response_ids, BATCH_TOKENS, policy)
         for _, batch in batches:
-            (own, targets), (base, _) = scored_logits(policy, *batch), scored_logits(material.model, *batch)
+            (own, targets), (base, _) = scored_logits(policy, **batch), scored_logits(material.model, **batch)
             scored = targets != IGNORED
             token_kl(own[scored], base[scored], targets[scored])
 
@@ -132,7 +132,7 @@ def padded_training(material: Material) -> Work:
 
     def work() -> None:
         for _, batch in batches:
-            completion_logprobs(model, *batch).sum().backward()
+            completion_logprobs(model, **batch).sum().backward()
         model.zero_grad()
 
     return work
