@@ -46,7 +46,7 @@ def changes(name: str, form: str) -> list[str]:
     if form == "guide":
         return []
     first, student = next(iter(policies)), next(policy for policy in policies.values() if policy.solver == "distil")
-    own = {"guide": "null", "loss": "logistic", "reader": "null", "fit.learning_rate": student.fit.learning_rate}
+    own = {"guide": "null", "loss": "logistic", "fit.learning_rate": student.fit.learning_rate}
     return [f"policies.{first}.{key}={value}" for key, value in own.items()]
 
 
