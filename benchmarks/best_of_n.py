@@ -5,21 +5,19 @@ Its responses are selected from one half of the reference's samples, and the oth
 
 from collections.abc import Sequence
 from math import comb
+from typing import Any
 
 import numpy as np
 from methods import extreme_procedure
 from numpy.typing import ArrayLike
+from run_files import column, drawn
 from scipy.special import xlog1py
 
-from infalign.core.errors import DataError
+from infalign import BestOfN, DataError, OrderStatistics, WorstOfN
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates_of
-from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, OrderStatistics, Served, WorstOfN, is_extreme
 from infalign.recipe.settings import Recipe
 from infalign.report.scored_samples import ScoredSamples
-from infalign.sampling.prompts import PromptTable
-from infalign.sampling.rollouts import read_rollouts
 
 BEST_OF_N = "best-of-n"
 LEAST_LOG = -700.0  # below this, e^x underflows
@@ -34,7 +32,7 @@ def best_of_n_kl_bound(n: int) -> float:
     return float(np.log(n) - (n - 1) / n)
 
 
-def best_of_n_kl_given(log_probabilities: ArrayLike, n: int) -> Array:
+def best_of_n_kl_given(log_probabilities: ArrayLike, n: int) -> np.ndarray:
     """Return the KL in nats of Best-of-n to the policy, estimated from responses that it served, shape of the input.
 
     ``log_probabilities`` are log ε, with ε the policy's probability of the response that was served:
@@ -58,7 +56,7 @@ def best_of_n_kl_given(log_probabilities: ArrayLike, n: int) -> Array:
     return np.asarray(among_others + (1.0 - missed) * np.log1p(more))
 
 
-def best_of_n_kl(rewards_PM: Array, log_probabilities_PM: Array, n: int) -> Array:
+def best_of_n_kl(rewards_PM: np.ndarray, log_probabilities_PM: np.ndarray, n: int) -> np.ndarray:
     """Return each prompt's mean of `best_of_n_kl_given` over what Best-of-n serves of M ≥ n samples, shape (P,).
 
     ``log_probabilities_PM`` are the samples' own, in nats, under the policy that drew them. Every sample counts with
@@ -102,23 +100,24 @@ def largest_n(recipe: Recipe) -> int:
 
 
 def serve_best_of_n(
-    recipe: Recipe, evaluated: ScoredSamples, n: int, served: Sequence[Served]
-) -> tuple[Array, dict[str, dict[str, Array]]]:
+    evaluated: ScoredSamples, n: int, served: Sequence[Any]
+) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
     """Return the estimated KL (P,) of Best-of-n to the reference, and its win rates by judge and procedure.
 
     Served by a procedure that is not extreme, it is served once.
     """
-    prompt_ids = PromptTable(evaluated.layout.prompts("test"), recipe.evaluate.prompts).read().prompt_ids
-    rollouts = read_rollouts(evaluated.layout.evaluation("reference") / "samples", prompt_ids, evaluated.samples)
+    folder, samples = evaluated.layout.evaluation("reference"), range(evaluated.samples)
+    logprobs = drawn(folder / "samples", "logprob")
+    prompt_ids = column(folder / "scores.parquet", "prompt_id")[:: evaluated.samples]
+    logprobs_PM = np.array([[logprobs[one, index] for index in samples] for one in prompt_ids])[evaluated.kept]
     reward = evaluated.column("reference", "reward")
-    logprobs = rollouts["logprob"].to_numpy().reshape(-1, evaluated.samples)[evaluated.kept]
-    kl = best_of_n_kl(reward, logprobs, n)
+    kl = best_of_n_kl(reward, logprobs_PM, n)
     half = reward.shape[1] // 2
-    wins: dict[str, dict[str, Array]] = {}
+    wins: dict[str, dict[str, np.ndarray]] = {}
     for judge in evaluated.sources:
         judged = evaluated.column("reference", judge)
         ours, base = (Samples(reward[:, part], judged[:, part]) for part in (slice(half), slice(half, None)))
-        inner = [of_best(p, n) if is_extreme(p) else BestOfN(n) for p in served]
+        inner = [of_best(p, n) if isinstance(p, BestOfN | WorstOfN) else BestOfN(n) for p in served]
         names = (procedure.name for procedure in served)
         wins[judge] = dict(zip(names, win_rates_of(ours, base, inner, served), strict=True))
     return kl, wins

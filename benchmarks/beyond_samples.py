@@ -16,8 +16,9 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit, rel_entr
 from scipy.stats import beta, betabinom, binom
 
+from infalign import estimate
 from infalign.evaluation.extrapolation import Counts, extrapolate
-from infalign.evaluation.intervals import estimate, of_clusters
+from infalign.evaluation.intervals import of_clusters
 from infalign.evaluation.worth import worth
 
 POPULATION = 2000

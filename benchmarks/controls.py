@@ -8,7 +8,6 @@ it has as many parameters as reference and guide. Prints a row a control with th
 (Student's t over seeds). What is done is not repeated. Some 15 minutes a seed on two cores.
 """
 
-import json
 import shutil
 import sys
 from collections import defaultdict
@@ -18,13 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 from forms import base_run
-from rich.console import Console
+from ruamel.yaml import YAML
 from seeds import Seed, mean_over_seeds, read_words, share_of_gap
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from infalign.recipe.reading import load_recipe
-from infalign.report.results import read_results
-from infalign.steps import whole_run
+from infalign import run
 
 RATES = (2e-4, 4e-4, 1e-3)
 
@@ -58,21 +55,19 @@ def doubled(reference: Path, folder: Path) -> Path:
     return folder
 
 
-def policies(recipe: Any, guides: dict[str, str]) -> dict[str, Any]:
+def policies(recipe: Path, guides: dict[str, str]) -> dict[str, Any]:
     """Return the settings of the aware policy with each guide, and of the reference itself at each learning rate."""
-    aware = recipe.policies["aware"].model_dump(mode="json", exclude_defaults=True)
+    aware = YAML(typ="safe").load(recipe)["policies"]["aware"]
     guided = {name: aware | {"guide": {"trunk": trunk}} for name, trunk in guides.items()}
     plain = {key: value for key, value in aware.items() if key != "guide"}
     rates = {f"plain-{rate:.0e}": plain | {"fit": aware["fit"] | {"learning_rate": rate}} for rate in RATES}
     return guided | rates
 
 
-def rows_of(run_dir: Path, wanted: dict[str, Any], *changes: str) -> dict[str, dict[str, float]]:
+def rows_of(run_dir: Path, wanted: dict[str, Any], changes: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Run `preferences` with other policies in a directory; return KL, win rates by each judge and share of each."""
-    recipe = load_recipe("preferences", [f"run_dir={run_dir}", *changes, f"policies={json.dumps(wanted)}"])
-    whole_run.run_recipe(recipe, until="evaluate", console=Console())
-    results, seed = read_results(run_dir), Seed(recipe)
-    rows = {}
+    results = run("preferences", {"run_dir": str(run_dir), "policies": wanted, **changes})
+    seed, rows = Seed.of_run(run_dir), {}
     for name in wanted:
         policy, share = results["policies"][name], share_of_gap(seed, name)
         wins = {judge: 100 * rates[results["procedure"]]["mean"] for judge, rates in policy["win_rates"].items()}
@@ -83,18 +78,18 @@ def rows_of(run_dir: Path, wanted: dict[str, Any], *changes: str) -> dict[str, d
 def of_seed(folder: Path, seed: str, overrides: list[str]) -> dict[str, dict[str, float]]:
     """Return the numbers of every control of one seed."""
     settings = [f"seed={seed}", *overrides]
-    base = base_run("preferences", folder, seed, settings)
+    base = base_run("preferences", folder / f"seed-{seed}", settings)
+    changes = {key: YAML(typ="safe").load(value) for key, _, value in (word.partition("=") for word in settings)}
     models, made = base / "models", base.parent / "controls"
     if not made.exists():
         shutil.copytree(base, made)
     nothing = without_knowledge(models / "reference", base.parent / "nothing")
-    recipe = load_recipe("preferences", settings)
+    recipe = base / "recipe.yaml"
     wanted = policies(recipe, {"guide-reward": "reward", "guide-reference": "reference", "guide-random": str(nothing)})
-    rows = rows_of(made, wanted, *settings)
+    rows = rows_of(made, wanted, changes)
     deep = doubled(models / "reference", base.parent / "doubled")
-    ready = [f"{name}={{model: {models / name}}}" for name in ("reward", "judge")]
-    changes = [*settings, f"policy={{model: {deep}}}", *ready]
-    found = rows_of(base.parent / "controls-doubled", policies(recipe, {}), *changes)
+    changes |= {"policy": {"model": str(deep)}} | {name: {"model": str(models / name)} for name in ("reward", "judge")}
+    found = rows_of(base.parent / "controls-doubled", policies(recipe, {}), changes)
     return rows | {f"doubled, {name}": row for name, row in found.items()}
 
 

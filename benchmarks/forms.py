@@ -29,7 +29,6 @@ from train_methods import train_methods
 
 from infalign.core.display import COLORS, QUIET, Estimate, panels, ratio, save, style
 from infalign.recipe.reading import load_recipe
-from infalign.training.solvers.distil import Settings as Distil
 
 OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
 ON_POLICY = ["rloo", "rloo-raw", "grpo", "grpo-raw", "maxk"]
@@ -46,8 +45,8 @@ def changes(name: str, form: str) -> list[str]:
     policies = load_recipe(name).policies
     if form == "guide":
         return []
-    first, student = next(iter(policies)), next(policy for policy in policies.values() if isinstance(policy, Distil))
-    own = {"guide": "null", "loss": "logistic", "reader": "null", "fit.learning_rate": student.fit.learning_rate}
+    first, student = next(iter(policies)), next(policy for policy in policies.values() if policy.solver == "distil")
+    own = {"guide": "null", "loss": "logistic", "fit.learning_rate": student.fit.learning_rate}
     return [f"policies.{first}.{key}={value}" for key, value in own.items()]
 
 

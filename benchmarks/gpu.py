@@ -31,11 +31,11 @@ import torch
 import transformers
 from transformers import LlamaForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
 
+from infalign import ClassifierReward
 from infalign.models.packed import PackedBatch, packing, response_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
-from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.engine import Engine, Prompt, Response, Sampling
 from infalign.sampling.rollouts import SHARD_PROMPTS
 from infalign.sampling.shared_prefix import SharedPrefixEngine

@@ -16,18 +16,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from peft import TaskType, get_peft_model
-from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
+from peft import LoraConfig, TaskType, get_peft_model
+from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.packed import PackedBatch, packing
 from infalign.models.scratch import train_tokenizer
-from infalign.models.settings import Fit, Lora, Scratch
+from infalign.models.settings import Scratch
 from infalign.models.top_layers import starting_from_states
 from infalign.models.top_tokens import TopTokens
 from infalign.sampling.engine import Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
-from infalign.training.common import lora_config
 
 PROMPT, RESPONSE, ROUNDS, VOCABULARY, TOP_TOKENS = 64, 64, 3, 32000, 128
 
@@ -51,11 +50,13 @@ def on_states(base: LlamaForCausalLM, top_tokens: int = 0) -> GuidedForCausalLM:
     return GuidedForCausalLM.with_side_network(base, hidden=192, layers=2, reads=3, top_tokens=top_tokens)
 
 
-def adapted(base: LlamaForCausalLM, layers: int | None = None) -> Any:
+def adapted(base: PreTrainedModel, layers: int | None = None) -> Any:
     """Return the reference with an adapter of rank 16 on all or its last layers."""
-    config = lora_config(Fit(lora=Lora(rank=16, layers=layers)), TaskType.CAUSAL_LM, base.config)
-    assert config is not None
-    return get_peft_model(base, config)
+    below = 0 if layers is None else base.config.num_hidden_layers - layers
+    on = {"target_modules": "all-linear"}
+    if below:
+        on["exclude_modules"] = rf".*\.layers\.({'|'.join(map(str, range(below)))})\..*"
+    return get_peft_model(base, LoraConfig(r=16, lora_alpha=32.0, task_type=TaskType.CAUSAL_LM, **on))
 
 
 def last(base: LlamaForCausalLM) -> int:

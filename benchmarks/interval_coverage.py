@@ -12,24 +12,25 @@ simulations instead of 250, whose standard error is 1.4 points.
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit
 from scipy.stats import bootstrap
 
-from infalign.evaluation.intervals import Estimate, estimate, estimate_difference, estimate_share
+from infalign import BestOfN, WorstOfN, estimate, parse_procedure
+from infalign.evaluation.intervals import Estimate, estimate_difference, estimate_share
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import prompt_win_rates
-from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
 
 POPULATION, SAMPLES = 20_000, 12
 CHECKED_POPULATION, CHECKED = 3000, 32  # maj@k takes 2 ms per prompt
 SIMULATIONS = int(sys.argv[1]) if len(sys.argv) > 1 else 250
 SIZES = 20, 80
-STRENGTHS: dict[str, tuple[Procedure, float, float]] = {  # procedure, median strength, spread of log strength
-    "standard": (Standard(), 1.5, 0.5),
+STRENGTHS: dict[str, tuple[Any, float, float]] = {  # procedure, median strength, spread of log strength
+    "standard": (parse_procedure("standard"), 1.5, 0.5),
     "best-of-4, close": (BestOfN(4), 1.5, 0.7),
     "best-of-4, far": (BestOfN(4), 6.0, 0.7),
     "worst-of-4": (WorstOfN(4), 2.0, 0.7),
@@ -46,7 +47,7 @@ RARE = {"3 % won, 1 % lost": (0.03, 0.01), "5 % won, none lost": (0.05, 0.0)}
 Law = tuple[Callable[..., Estimate], np.ndarray]
 
 
-def win_rates(procedure: Procedure, strengths_P: np.ndarray, seed: int) -> np.ndarray:
+def win_rates(procedure: Any, strengths_P: np.ndarray, seed: int) -> np.ndarray:
     """Return the estimated win rate of each prompt of a population, against a base that is the same for all seeds."""
     base = np.random.default_rng(0).random((POPULATION, SAMPLES))
     policy = np.random.default_rng(seed).random((POPULATION, SAMPLES)) ** (1 / strengths_P[:, None])
@@ -91,7 +92,9 @@ def swayed(prompts: int, rng: np.random.Generator) -> np.ndarray:
     policy, base = (
         score + long + rng.gumbel(size=long.shape) for score, long in zip((better, 0.0), longer, strict=True)
     )
-    return length_controlled([(Samples(policy, policy, longer[0]), Samples(base, base, longer[1]))], Standard())
+    return length_controlled(
+        [(Samples(policy, policy, longer[0]), Samples(base, base, longer[1]))], parse_procedure("standard")
+    )
 
 
 def bca(values: np.ndarray, seed: int) -> tuple[float, float]:

@@ -8,6 +8,7 @@ theory's identity and theory's optimum, each at the KL that the policy spends. `
 each seed, and what theory gives for as much as the policies know of ranks. `preferences` takes eight minutes a seed.
 """
 
+import json
 import subprocess
 import sys
 from collections import defaultdict
@@ -21,11 +22,10 @@ import numpy as np
 from rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
 from seeds import Seed, Trained, over_seeds, read_words, share_of_gap
 
+from infalign import ConfigError
 from infalign.core.display import LOOKS, QUIET, panels, save, style
-from infalign.core.errors import ConfigError
 from infalign.report.equal_kl import MIN_KL
-from infalign.report.results import at_one_kl, read_results
-from infalign.steps.status import recorded_recipe
+from infalign.report.results import at_one_kl
 
 
 def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
@@ -34,8 +34,7 @@ def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
     at, wins = at_one_kl(evaluated, policies), {name: evaluated.wins(name, [aim]) for name in policies}
     for judge in evaluated.sources:
         by_policy = {name: by_judge[judge][aim.name] for name, by_judge in wins.items()}
-        found = {method: at.matched(method, by_policy, at.gain(method, aim)) for method in at.methods}
-        for (method, ours), (other, theirs) in combinations(found.items(), 2):
+        for (method, ours), (other, theirs) in combinations(at.matched(by_policy, aim).items(), 2):
             ahead, shifts = ours.values - theirs.values, (ours.shift, -theirs.shift)
             yield f"{method} over {other}, {judge}", seed.trained(100 * ahead, *(100 * shift for shift in shifts))
 
@@ -102,7 +101,8 @@ def main() -> int:
         command = [sys.executable, "-m", "infalign", "run", name, *changes]
         if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return 1
-        seed, results = Seed(recorded_recipe(root)), read_results(root)
+        seed = Seed.of_run(root)
+        results = json.loads((root / "results.json").read_bytes())
         runs.append((seed, results))
         for row, trained in leads(seed):
             found[row].append(trained)

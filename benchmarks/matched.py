@@ -8,17 +8,15 @@ of theory's gain would have said from 1.25 alone. Some twenty seconds.
 import numpy as np
 from noise import N, win_rate
 
-from infalign.method.procedures import BestOfN
-from infalign.method.transforms import Identity
+from infalign import BestOfN, law_at_kl
 from infalign.report.equal_kl import is_comparable, matched
-from infalign.theory.law import law_at_kl
 
 KL, SPENT = 0.33, (0.25, 1.25)
 
 
 def gain(kl: float) -> float:
     """Return theory's gain of the identity."""
-    return law_at_kl(Identity(), kl=kl).win_rate(BestOfN(N)) - 0.5
+    return law_at_kl("identity", kl=kl).win_rate(BestOfN(N)) - 0.5
 
 
 def main() -> None:

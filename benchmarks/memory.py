@@ -132,11 +132,10 @@ def read_for_training(run: Any) -> None:
 def write_policies(run: Any) -> None:
     """Write the scores of policies, which are the reference's but for noise, in place of evaluating models."""
     import pyarrow as pa
-
-    from infalign.core.storage import read_table, write_table
+    import pyarrow.parquet as pq
 
     rng = np.random.default_rng(1)
-    table = read_table(run.layout.evaluation("reference") / "scores.parquet")
+    table = pq.read_table(run.layout.evaluation("reference") / "scores.parquet")
     for name in POLICIES:
         changed = table
         for column in ("reward", "judge"):
@@ -145,7 +144,7 @@ def write_policies(run: Any) -> None:
         changed = changed.append_column("kl", pa.array(rng.gamma(2.0, 0.25, table.num_rows)))
         folder = run.layout.evaluation(name)
         folder.mkdir(parents=True)
-        write_table(folder / "scores.parquet", changed)
+        pq.write_table(changed, folder / "scores.parquet")
 
 
 STAGES: dict[str, Callable[[Any], None]] = {

@@ -2,20 +2,16 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from methods import METHODS, read_method
 from pydantic import ValidationError
+from run_files import reference_rewards
 
-from infalign.core.errors import ConfigError
-from infalign.recipe.layout import Layout
+from infalign import ConfigError
 from infalign.recipe.settings import Recipe
-from infalign.recipe.stored_laws import reference_rewards
 from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
-from infalign.theory.law import RankLaw
-from infalign.training.solvers.base import Solver, ToBestOfN
-from infalign.training.solvers.on_policy import OnPolicy
 
 BUDGETS = (0.5, 1.0)  # nats, by default
 OVERSHOOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
@@ -39,11 +35,12 @@ class MethodPolicies:
         self.source, self.budgets, self.more_budgets = source, budgets, more_budgets or {}
         self.by_method: dict[str, list[str]] = {method: [] for method in methods}
         self.by_budget: dict[float, list[str]] = {budget: [] for budget in budgets}
-        policies: dict[str, Solver] = {}
+        policies = {}
         for method, names in self.by_method.items():
+            to_best_of_n = read_method(method).to_best_of_n
             for budget in (*budgets, *self.more_budgets.get(method, ())):
                 policy = _policy_at(source, method, budget)
-                name = f"{method}-n{policy.n}" if isinstance(policy, ToBestOfN) else f"{method}-{budget:.15g}"
+                name = f"{method}-n{policy.n}" if to_best_of_n else f"{method}-{budget:.15g}"
                 if source.policies.get(name, policy).model_dump() != policy.model_dump():
                     raise ConfigError(f"the recipe already has another policy named {name}; rename that policy")
                 policies[name] = policy
@@ -53,7 +50,7 @@ class MethodPolicies:
                     self.by_budget[budget].append(name)
         self.recipe = source.model_copy(update={"policies": policies})
 
-    def law_at(self, name: str, nats: float) -> RankLaw | None:
+    def law_at(self, name: str, nats: float) -> Any:
         """Return theory's law of a policy at this KL; None if there is none."""
         aim = self.recipe.policies[name].aim(self.recipe.procedure)
         return None if aim is None else aim.rank_law(nats)
@@ -92,7 +89,7 @@ def possible_methods(
     recipe: Recipe, budgets: Sequence[float], names: Collection[str] = METHODS
 ) -> tuple[list[str], dict[str, str]]:
     """Return those of some methods for which the recipe has all settings, and why the others are left out."""
-    on_policy = any(isinstance(policy, OnPolicy) for policy in recipe.policies.values())
+    on_policy = any(policy.draws_per_response for policy in recipe.policies.values())
     chosen, left_out = [], {}
     for name in names:
         try:
@@ -105,7 +102,7 @@ def possible_methods(
     return chosen, left_out
 
 
-def _policy_at(recipe: Recipe, method: str, budget: float) -> Solver:
+def _policy_at(recipe: Recipe, method: str, budget: float) -> Any:
     """Return the policy of a method at a budget, checked as part of the recipe."""
     settings = {"policies": {method: read_method(method).settings(recipe, budget)}}
     try:
@@ -122,7 +119,7 @@ def _can_spend(recipe: Recipe, method: str, budget: float) -> bool:
     try:
         aim = _policy_at(recipe, method, budget).aim(recipe.procedure)
         if aim is not None:
-            aim.law(reference_rewards(Layout(Path(recipe.run_dir))))
+            aim.law(reference_rewards(recipe.run_dir))
     except ConfigError:
         return False
     return True

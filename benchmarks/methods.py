@@ -3,16 +3,12 @@
 import math
 import re
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
-from infalign.core.errors import ConfigError
-from infalign.core.spelling import did_you_mean
-from infalign.method.procedures import Extreme, is_extreme
+from infalign import BestOfN, ConfigError, Tabulated, WorstOfN, choose
 from infalign.recipe.settings import Recipe
 from infalign.training.solvers import KINDS
-from infalign.training.solvers.base import ToBestOfN
-from infalign.training.solvers.offline import Offline
-from infalign.training.solvers.on_policy import OnPolicy
 
 AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
 EPOCHS_FACTOR, LEARNING_RATE_FACTOR = 3, 2.5  # on-policy relative to offline, from RLOO measured at the KL of QRPO
@@ -31,12 +27,12 @@ class Method:
     @property
     def to_best_of_n(self) -> bool:
         """Whether its strength is the n of Best-of-n."""
-        return issubclass(KINDS[self.solver], ToBestOfN)
+        return "n" in KINDS[self.solver].model_fields
 
     @property
     def generates(self) -> bool:
         """Whether it draws responses while it trains."""
-        return issubclass(KINDS[self.solver], OnPolicy)
+        return KINDS[self.solver].draws_per_response > 0
 
     def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
         """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation and fit."""
@@ -44,9 +40,8 @@ class Method:
         if self.transform == AWARE:
             served = extreme_procedure(recipe)
             served = served if self.n is None else replace(served, n=self.n)
-            from infalign.theory.choose import best_named  # with SciPy's solvers, which the help does not need
-
-            fixed = {"transform": best_named(served.name, budget, recipe.rollout.k)}
+            candidates = choose(served, kl=budget, rollouts=recipe.rollout.k).candidates
+            fixed = {"transform": next(c.transform.name for c in candidates if not isinstance(c.transform, Tabulated))}
         strength = {"n": nearest_n(budget)} if self.to_best_of_n else {"kl_budget": budget}
         return {"solver": self.solver, **fixed, **strength, **self._fit(recipe)}
 
@@ -57,16 +52,16 @@ class Method:
         language model takes the fit of a policy that is one, if there is such a policy.
         """
         policies = list(recipe.policies.values())
-        on_policy = [policy for policy in policies if isinstance(policy, OnPolicy)]
-        offline = [policy for policy in policies if isinstance(policy, Offline)]
+        on_policy = [policy for policy in policies if policy.draws_per_response]
+        offline = [policy for policy in policies if policy.has_objective]
         if self.generates and on_policy:
             return on_policy[0].model_dump(include={"fit", "generations"})
         if not (self.generates or offline):
             raise ConfigError(f"{self.solver} takes its fit from an offline policy, and the recipe has none; add one")
-        if issubclass(KINDS[self.solver], Offline):
+        if KINDS[self.solver].has_objective:
             shared = {"fit", "guide", "loss"} if offline[0].solver == self.solver else {"fit", "guide"}
             return offline[0].model_dump(include=shared)
-        from_rollouts = [policy for policy in policies if not isinstance(policy, OnPolicy)]
+        from_rollouts = [policy for policy in policies if not policy.draws_per_response]
         fit = min(from_rollouts, key=lambda policy: getattr(policy, "guide", None) is not None).fit
         fit = fit.with_learning_rate(pretrained=recipe.policy.model is not None, adapter=fit.lora is not None)
         longer = {
@@ -116,13 +111,14 @@ def read_method(name: str) -> Method:
         if method.transform != AWARE:
             raise ConfigError(f"{name} does not exist: {match[1]} has the same transformation for every N")
         return replace(method, about=f"{method.about}, for N = {n}", n=n)
-    known = did_you_mean(name, METHODS) or f"known: {', '.join(METHODS)}"
+    close = get_close_matches(name, METHODS, n=1)
+    known = f"did you mean {close[0]}?" if close else f"known: {', '.join(METHODS)}"
     raise ConfigError(f"unknown method {name!r}; {known}")
 
 
-def extreme_procedure(recipe: Recipe) -> Extreme:
+def extreme_procedure(recipe: Recipe) -> BestOfN | WorstOfN:
     """Return the recipe's procedure. Raises ConfigError unless it is best- or worst-of-N."""
-    if not is_extreme(recipe.procedure):
+    if not isinstance(recipe.procedure, BestOfN | WorstOfN):
         raise ConfigError(
             "methods can be compared for best-of-N or worst-of-N, but the recipe's procedure is "
             f"{recipe.procedure.name}; change it, for example with --set procedure=best-of-4"

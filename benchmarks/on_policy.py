@@ -13,20 +13,16 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from method_policies import MethodPolicies
 from rich.console import Console
+from run_files import drawn, records
 from seeds import Seed, mean_over_seeds, read_words, recipe_of_seed
 from train_methods import train_methods
 
-from infalign.pipeline.records import records
 from infalign.report.equal_kl import AtOneKL
-from infalign.sampling.rollouts import read_rollouts
-from infalign.steps.run import Run
-from infalign.training.solvers.base import Solver
-from infalign.training.solvers.on_policy import OnPolicy
 
 FEW = ["rollout.k=8", "policies.aware.fit.batch_size=32", "policies.aware.fit.epochs=2"]
 GUIDE, METHODS = "qrpo", ["qrpo", "grpo", "grpo-raw"]
@@ -48,7 +44,7 @@ def row(seed: Seed, method: str) -> dict[str, float]:
     price = {name: _price(seed, name, common.kl or 0.0) for name in (method, GUIDE)}
     found = {"KL of the nearest policy": price[method]["kl"]}
     for judge in seed.evaluated.sources:
-        won = common.win_rates({name: wins[name][judge][procedure.name] for name in kls}, procedure)
+        won = common.matched({name: wins[name][judge][procedure.name] for name in kls}, procedure)
         own, guide = (100 * won[name].values.mean() if name in won else np.nan for name in (method, GUIDE))
         found |= {f"% by {judge}": own, f"guide ahead by {judge}": guide - own}
     for what in ("tokens", "seconds"):
@@ -64,19 +60,17 @@ def _price(seed: Seed, method: str, kl: float) -> dict[str, float]:
     found = {"kl": float(seed.kl(name).mean()), "seconds": record["seconds"]}
     found["tokens"] = _generated_tokens(record["summary"]["history"], seed.recipe.policies[name])
     if method == GUIDE:
-        parts, k = Run.of(seed.recipe).rollout_parts, seed.recipe.rollout.k
-        for part, table in enumerate(parts):
-            rollouts = read_rollouts(seed.layout.rollouts(part), table.read().prompt_ids, k)
-            found["tokens"] += pc.sum(pc.list_value_length(rollouts["token_ids"])).as_py()
-            found["seconds"] += sum(made[f"{work}-{part}"]["seconds"] for work in ("rollout", "score"))
+        parts = (seed.layout.root / "rollouts").glob("part-*")
+        found["tokens"] += sum(len(ids) for part in parts for ids in drawn(part, "token_ids").values())
+        found["seconds"] += sum(made[unit]["seconds"] for unit in made if unit.startswith(("rollout-", "score-")))
         found["seconds"] += made["calibrate"]["seconds"]
     return found
 
 
-def _generated_tokens(history: Sequence[dict[str, float]], policy: Solver) -> float:
+def _generated_tokens(history: Sequence[dict[str, float]], policy: Any) -> float:
     """Return the tokens that a training drew; TRL logs the mean length since the previous row."""
     rows = [row for row in history if "completions/mean_length" in row]
-    if not isinstance(policy, OnPolicy):
+    if not policy.draws_per_response:
         return 0.0
     steps = np.diff([0, *(row["step"] for row in rows)])
     length = np.average([row["completions/mean_length"] for row in rows], weights=steps)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
@@ -25,12 +26,7 @@ from scipy.special import expit, log_expit, logit
 from seeds import Trained, over_seeds
 from torch import Tensor
 
-from infalign import advantages
-from infalign.core.storage import read_table
-from infalign.data.messages import prompt_id, prompts_of
-from infalign.method.calibration import Array
-from infalign.models.conversations import decode, prompt_ids
-from infalign.models.pretrained import load_policy
+from infalign import Policy, advantages
 from infalign.sums import NUMBERS, check, right_responses
 
 KS = [2**j for j in range(7)]
@@ -69,19 +65,23 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.root, self.models = root, root / "models"
-        self.reference, self.tokenizer = load_policy(self.models / "reference")
-        self.test = prompts_of(read_table(root / "data" / "test_prompts.parquet").slice(0, 500))
-        self.train = prompts_of(read_table(root / "calibrated.parquet", ["prompt"]))
+        self.reference, self.tokenizer = load(self.models / "reference")
+        self.test = prompts_of(root / "data" / "test_prompts.parquet")[:500]
+        self.train = prompts_of(root / "calibrated.parquet")
         self.end = self.tokenizer.eos_token_id
         self.answers = [[*ids, self.end] for ids in self.tokenizer(ANSWERS, add_special_tokens=False)["input_ids"]]
-        asked = [prompt[-1]["content"] for prompt in self.test]
-        self.right_PA = np.array([[answer in right_responses(text) for answer in ANSWERS] for text in asked])
+        self.asked = [prompt[-1]["content"] for prompt in self.test]
+        self.right_PA = np.array([[answer in right_responses(text) for answer in ANSWERS] for text in self.asked])
+
+    def prompt_ids(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[list[int]]:
+        """Return prompts as the chat template renders them, with the opening of a reply."""
+        return self.tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
 
     @torch.no_grad()
-    def law(self, model: Any) -> Array:
+    def law(self, model: Any) -> np.ndarray:
         """Return log π of each answer and of all else, (prompts, answers + 1)."""
         given, parts = torch.tensor(self.answers), []
-        every = prompt_ids(self.tokenizer, self.test)
+        every = self.prompt_ids(self.test)
         for asked in (every[start : start + 50] for start in range(0, len(every), 50)):
             _, found = self.respond(model, asked, len(given), given.repeat(len(asked), 1))
             parts.append(found.view(len(asked), -1).double().numpy())
@@ -116,12 +116,11 @@ class World:
     def train_rival(self, rival: Rival, seed: int) -> tuple[Any, dict[str, float]]:
         """Train a copy of the reference on-policy; return it with β and the KL of its last steps."""
         torch.manual_seed(seed)
-        model, _ = load_policy(self.models / "reference")
-        model.eval()  # without dropout
+        model, _ = load(self.models / "reference")
         rate = RATES[rival.steered]
         optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.0)
         order = np.random.default_rng(seed).permuted(np.tile(np.arange(len(self.train)), (8, 1)), axis=1).ravel()
-        all_ids = prompt_ids(self.tokenizer, self.train)
+        all_ids = self.prompt_ids(self.train)
         log_beta, kl = -2.0, 0.0
         groups = np.repeat(np.arange(PROMPTS), GROUP)
         for step in range(STEPS):
@@ -133,7 +132,8 @@ class World:
             with torch.no_grad():
                 _, before = self.respond(self.reference, asked, GROUP, drawn)
             ends = [row.index(self.end) + 1 if self.end in row else LENGTH for row in drawn.tolist()]
-            texts = decode(self.tokenizer, [row[:end] for row, end in zip(drawn.tolist(), ends, strict=True)])
+            said = [row[:end] for row, end in zip(drawn.tolist(), ends, strict=True)]
+            texts = self.tokenizer.batch_decode(said, skip_special_tokens=True)
             rewards = check([self.train[row] for row in rows], texts)
             ratio = (now.detach() - before).double().numpy()
             share = advantages(rewards, groups, rival.first if step < STEPS // 2 else rival.second)
@@ -149,10 +149,22 @@ class World:
         return model, {"beta": float(np.exp(log_beta)) if rival.steered else 0.0, "kl": float(kl)}
 
 
-def at_kl(law_PA: Array, base_PA: Array, nats: float) -> tuple[Array, float]:
+def load(folder: Path) -> Policy:
+    """Return a model on the CPU, in evaluation mode, with its tokenizer."""
+    model, tokenizer = Policy.of(folder)
+    return Policy(model.cpu(), tokenizer)
+
+
+def prompts_of(table: Path) -> list[list[dict[str, str]]]:
+    """Return the conversations of a run's table, here of one turn each."""
+    cells = pq.read_table(table, columns=["prompt"])["prompt"].to_pylist()
+    return [[{"role": turn["role"], "content": turn["content"]} for turn in cell] for cell in cells]
+
+
+def at_kl(law_PA: np.ndarray, base_PA: np.ndarray, nats: float) -> tuple[np.ndarray, float]:
     """Return log π of a policy whose log-ratio is scaled to a mean KL, and the factor."""
 
-    def scaled(factor: float) -> tuple[Array, float]:
+    def scaled(factor: float) -> tuple[np.ndarray, float]:
         found = base_PA + factor * (law_PA - base_PA)
         found -= np.logaddexp.reduce(found, axis=1, keepdims=True)
         return found, mean_kl(found, base_PA)
@@ -161,12 +173,12 @@ def at_kl(law_PA: Array, base_PA: Array, nats: float) -> tuple[Array, float]:
     return scaled(factor)[0], factor
 
 
-def best_at_kl(base_PA: Array, right_PA: Array, n: int, nats: float) -> Array:
+def best_at_kl(base_PA: np.ndarray, right_PA: np.ndarray, n: int, nats: float) -> np.ndarray:
     """Return log π of the policy with the largest pass@n at a mean KL; logit q = logit p + n(1 − q)^(n − 1)/β."""
     p_P = np.clip((np.exp(base_PA[:, :-1]) * right_PA).sum(axis=1), 1e-12, 1.0 - 1e-12)
     start_P = logit(p_P)
 
-    def law(log_beta: float) -> Array:
+    def law(log_beta: float) -> np.ndarray:
         most = n / np.exp(log_beta)
         bracket = start_P - 1.0, start_P + most + 1.0
         logit_P = find_root(lambda x, start: x - start - most * expit(-x) ** (n - 1), bracket, args=(start_P,)).x
@@ -176,17 +188,17 @@ def best_at_kl(base_PA: Array, right_PA: Array, n: int, nats: float) -> Array:
     return law(float(brentq(lambda log_beta: mean_kl(law(log_beta), base_PA) - nats, -5.0, 5.0)))
 
 
-def mean_kl(law_PA: Array, base_PA: Array) -> float:
+def mean_kl(law_PA: np.ndarray, base_PA: np.ndarray) -> float:
     """Return the mean KL of a policy to the reference, in nats."""
     return float((np.exp(law_PA) * (law_PA - base_PA)).sum(axis=1).mean())
 
 
 class Seed(NamedTuple):
-    """The ids of a seed's prompts, which answers are right, (P, A), and log π of all answers and all else by model."""
+    """A seed's prompts, which answers are right, (P, A), and log π of all answers and all else by model."""
 
     prompt_ids: Sequence[str]
-    right_PA: Array
-    laws: dict[str, Array]
+    right_PA: np.ndarray
+    laws: dict[str, np.ndarray]
 
 
 def train_offline(recipe: str, folder: Path, seed: int, policies: Mapping[str, str]) -> Path:
@@ -207,11 +219,11 @@ def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> Seed:
     for name in methods:
         if not (stored / f"{name}.npy").exists():
             rival = ON_POLICY.get(name)
-            model, notes = world.train_rival(rival, seed) if rival else (load_policy(world.models / name)[0], {})
+            model, notes = world.train_rival(rival, seed) if rival else (load(world.models / name).model, {})
             np.save(stored / f"{name}.npy", world.law(model))
             print(f"seed {seed}: {name} {notes}", flush=True)
     laws = {name: np.load(stored / f"{name}.npy") for name in methods}
-    return Seed([prompt_id(prompt) for prompt in world.test], world.right_PA, laws)
+    return Seed(world.asked, world.right_PA, laws)
 
 
 def main() -> int:

@@ -7,17 +7,13 @@ Served are true ranks, so with ρ < 1 the same KL buys less (docs/derivations.md
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from infalign.core.errors import ConfigError
-from infalign.method.calibration import Array
-from infalign.method.procedures import Served
-from infalign.method.transforms import Transformation
-from infalign.theory.law import RankLaw, aligned_law, information, law_at_kl
-from infalign.theory.tabulation import table_of_knots
+from infalign import ConfigError, Tabulated, law_at_kl
 
 SCORES = np.linspace(-8.0, 8.0, 401)
 KNOTS = slice(50, 351, 3)  # of the table of log f, between normal scores of −6 and 6
@@ -26,7 +22,12 @@ TABLE_CORRELATIONS = np.array([MIN_CORRELATION, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.
 NEARBY = 1.1  # times the KL at which win rates are known besides
 
 
-def normal_density(score: Array) -> Array:
+def information(log_density: np.ndarray) -> np.ndarray:
+    """Return f log f − f + 1, which integrates to the KL without cancellation."""
+    return np.asarray(np.exp(log_density) * log_density - np.expm1(log_density))
+
+
+def normal_density(score: np.ndarray) -> np.ndarray:
     """Return the density of the standard normal law."""
     return np.asarray(np.exp(-0.5 * np.square(score)) / np.sqrt(2.0 * np.pi))
 
@@ -41,10 +42,10 @@ class CorrelatedLaw:
     rho: float
     kl: float
     beta: float  # of the paper's raw Φ
-    law: RankLaw
+    law: Any  # as `law_at_kl` returns it
 
 
-def law_at_rank_correlation(transform: Transformation, *, rho: float, kl: float) -> CorrelatedLaw:
+def law_at_rank_correlation(transform: Any, *, rho: float, kl: float) -> CorrelatedLaw:
     """Return the law of a policy of knowledge ``rho`` at ``kl`` nats, trained on ``transform``.
 
     Raises ConfigError for a ρ outside [0.02, 0.99] and other than 1, and for a budget out of reach.
@@ -65,7 +66,7 @@ def law_at_rank_correlation(transform: Transformation, *, rho: float, kl: float)
     expected -= expected.max()
     weight = normal_density(SCORES) * (SCORES[1] - SCORES[0])
 
-    def log_ratio(log_beta: float) -> Array:
+    def log_ratio(log_beta: float) -> np.ndarray:
         exponent = expected * np.exp(-log_beta)
         return np.asarray(exponent - np.log(weight @ np.exp(exponent)))
 
@@ -80,18 +81,19 @@ def law_at_rank_correlation(transform: Transformation, *, rho: float, kl: float)
     slope = (chance * (distance * (rho / spread))) @ ratio / density  # of log f by z
     v, log_f, slope = v[KNOTS][::-1], np.log(density[KNOTS])[::-1], slope[KNOTS][::-1]
     by_v = -slope / normal_density(SCORES[KNOTS][::-1])
-    table = table_of_knots(
+    table = Tabulated(
         f"{transform.name}, ρ = {rho:.2g}",
         np.concatenate([[0.0], v, [1.0]]),
         np.pad(log_f, 1, mode="edge"),
         np.pad(by_v, 1),
     )
-    return CorrelatedLaw(rho, kl, float(np.exp(log_beta) * np.ptp(phi) * transform.scale), aligned_law(table, beta=1.0))
+    law = law_at_kl(table, kl=float(weight @ information(np.log(density))))  # with a β of 1 it is the density itself
+    return CorrelatedLaw(rho, kl, float(np.exp(log_beta) * np.ptp(phi) * transform.scale), law)
 
 
 def fitted_rank_correlations(
-    transform: Transformation, procedure: Served, kls: Sequence[float] | Array, win_rates: Sequence[float] | Array
-) -> Array:
+    transform: Any, procedure: Any, kls: Sequence[float] | np.ndarray, win_rates: Sequence[float] | np.ndarray
+) -> np.ndarray:
     """Return the ρ at which a policy trained on ``transform`` has each pair of a KL, in nats, and a win rate.
 
     The first pair is the measured one, the others are near it, such as means over prompts drawn with replacement: win

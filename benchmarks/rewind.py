@@ -7,15 +7,14 @@ quadrature, less the exact value. A minute.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.stats import beta
 
+from infalign import RewindAndRepeat, law_at_kl, parse_procedure, parse_transform
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws, threshold_weights
-from infalign.method.procedures import RankProcedure, RewindAndRepeat, parse_procedure
-from infalign.method.transforms import parse_transform
-from infalign.theory.law import RankLaw, law_at_kl
 
 SETTINGS = (  # procedure, samples a side, transformation, KL, prompts
     (RewindAndRepeat(0.85, 32), 64, "identity", 0.5, 4000),
@@ -34,9 +33,7 @@ BIASES = (  # procedure, of the base where it is another, references, transforma
 )
 
 
-def biases(
-    procedure: RewindAndRepeat, base: RankProcedure | None, references: int, law: RankLaw
-) -> tuple[float, float]:
+def biases(procedure: RewindAndRepeat, base: Any, references: int, law: Any) -> tuple[float, float]:
     """Return the bias of the win rate, and of the policy's draws, if the base compares with the same threshold."""
     x, weight = np.polynomial.legendre.leggauss(400)
     ranks, total = (x + 1.0) / 2.0, np.zeros(2)

@@ -7,31 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from best_of_n import BEST_OF_N, largest_n, serve_best_of_n
 from method_policies import MethodPolicies
 from methods import nearest_n
+from run_files import column
 from scipy.special import stdtrit
 
-from infalign.core.errors import ConfigError, DataError
-from infalign.core.storage import listed, read_table
-from infalign.evaluation.intervals import Estimate, estimate
+from infalign import BestOfN, ConfigError, DataError, WorstOfN, estimate, law_at_kl, optimal, parse_procedure
+from infalign.evaluation.intervals import Estimate
 from infalign.evaluation.win_rates import prompt_win_rates
-from infalign.method.calibration import Array
-from infalign.method.procedures import Served, Standard, is_extreme
-from infalign.method.transforms import Identity
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.report.equal_kl import MIN_KL, AtOneKL, Matched, widen
+from infalign.report.equal_kl import MIN_KL, AtOneKL, Matched, matched, widen
 from infalign.report.scored_samples import ScoredSamples
-from infalign.report.verdict_text import SPOKEN
-from infalign.theory.law import RankLaw, law_at_kl
-from infalign.theory.optimum import optimal
 
 DEFAULT_SEEDS = ("0", "1", "2")
+SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold reward"}
 MIN_GAP = 0.002  # between the win rates of identity and optimum; a share of a smaller gap is meaningless
 
 
@@ -54,7 +49,7 @@ class Trained:
     """
 
     prompt_ids: Sequence[str]
-    values: Array
+    values: np.ndarray
     shifts: tuple[float, ...] = ()
 
     @property
@@ -119,7 +114,7 @@ class Quantity:
         """Return why a recipe's evaluation cannot give it, "" if it can."""
         return ""
 
-    def of(self, seed: "Seed", name: str) -> Array:
+    def of(self, seed: "Seed", name: str) -> np.ndarray:
         """Return the value (P,) of a policy for each test prompt."""
         raise NotImplementedError
 
@@ -132,7 +127,7 @@ class Quantity:
 class WinRate(Quantity):
     """The win rate against the reference, both served by a procedure, by a judge."""
 
-    procedure: Served
+    procedure: Any
     judge: str
     scale: ClassVar[float] = 100.0
     start: ClassVar[float] = 0.5
@@ -146,12 +141,12 @@ class WinRate(Quantity):
         """Return what the recipe's judges or samples do not allow."""
         if self.judge not in recipe.rewards:
             return f"the recipe has no {self.judge}"
-        if is_extreme(self.procedure) and self.procedure.n > recipe.evaluate.samples:
+        if isinstance(self.procedure, BestOfN | WorstOfN) and self.procedure.n > recipe.evaluate.samples:
             found = recipe.evaluate.samples
             return f"{self.procedure.name} needs evaluate.samples of at least {self.procedure.n}, found {found}"
         return ""
 
-    def of(self, seed: "Seed", name: str) -> Array:
+    def of(self, seed: "Seed", name: str) -> np.ndarray:
         """Return each prompt's win rate."""
         evaluated = seed.evaluated
         if name in seed.best_of_n:
@@ -171,7 +166,12 @@ class Seed:
     recipe: Recipe
     policies: MethodPolicies | None = None  # None where no methods are compared
     with_best_of_n: bool = False  # whether Best-of-n itself is one of the methods
-    _values: dict[tuple[Quantity, str], Array] = field(default_factory=dict, repr=False, compare=False)
+    _values: dict[tuple[Quantity, str], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of_run(cls, run_dir: Path) -> "Seed":
+        """Return the seed of a finished run, by the recipe that is recorded there."""
+        return cls(load_recipe(run_dir / "recipe.yaml"))
 
     @property
     def layout(self) -> Layout:
@@ -187,7 +187,7 @@ class Seed:
     def prompt_ids(self) -> list[str]:
         """The test prompts, in the order of all values."""
         path = self.layout.evaluation("reference") / "scores.parquet"
-        return listed(read_table(path, ["prompt_id"]), "prompt_id")[:: self.evaluated.samples]
+        return column(path, "prompt_id")[:: self.evaluated.samples]
 
     @property
     def best_of_n(self) -> Mapping[str, int]:
@@ -201,31 +201,35 @@ class Seed:
         trained = {} if self.policies is None else self.policies.by_method
         return trained | ({BEST_OF_N: [*self.best_of_n]} if self.with_best_of_n else {})
 
-    def law_at(self, name: str, nats: float) -> RankLaw | None:
+    def law_at(self, name: str, nats: float) -> Any:
         """Return theory's law of a policy at so many nats; None if there is none."""
         assert self.policies is not None
         return self.policies.law_at(name, nats)
 
-    def serve_best_of_n(self, name: str, procedure: Served) -> tuple[Array, dict[str, dict[str, Array]]]:
+    def serve_best_of_n(self, name: str, procedure: Any) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
         """Return KL (P,) and win rates by judge and procedure of Best-of-n itself."""
-        return serve_best_of_n(self.recipe, self.evaluated, self.best_of_n[name], [procedure])
+        return serve_best_of_n(self.evaluated, self.best_of_n[name], [procedure])
 
-    def kl(self, name: str) -> Array:
+    def kl(self, name: str) -> np.ndarray:
         """Return a policy's KL (P,) to the reference in nats; of Best-of-n itself the estimate."""
-        return self.serve_best_of_n(name, Standard())[0] if name in self.best_of_n else self.evaluated.kl(name)
+        return (
+            self.serve_best_of_n(name, parse_procedure("standard"))[0]
+            if name in self.best_of_n
+            else self.evaluated.kl(name)
+        )
 
-    def values(self, quantity: Quantity, name: str) -> Array:
+    def values(self, quantity: Quantity, name: str) -> np.ndarray:
         """Return a quantity (P,) of a policy; it is computed once."""
         if (quantity, name) not in self._values:
             self._values[quantity, name] = quantity.of(self, name)
         return self._values[quantity, name]
 
-    def trained(self, values_P: Array, *shifts: float) -> Trained:
+    def trained(self, values_P: np.ndarray, *shifts: float) -> Trained:
         """Return values for the test prompts, with their ids."""
         return Trained(self.prompt_ids, values_P, shifts)
 
 
-def share_of_gap(seed: Seed, name: str) -> Array | None:
+def share_of_gap(seed: Seed, name: str) -> np.ndarray | None:
     """Return where a policy's win rates (P,) by the reward lie between theory's identity (0) and optimum (1) at its KL.
 
     The KL is taken as exact. None for a policy that has not moved, where the gap is too small to have shares, or the KL
@@ -235,7 +239,7 @@ def share_of_gap(seed: Seed, name: str) -> Array | None:
     if kl < MIN_KL:
         return None
     try:
-        identity, optimum = law_at_kl(Identity(), kl=kl).win_rate(procedure), optimal(procedure, kl=kl).win_rate
+        identity, optimum = law_at_kl("identity", kl=kl).win_rate(procedure), optimal(procedure, kl=kl).win_rate
     except ConfigError:  # a policy that ran away
         return None
     if optimum - identity <= MIN_GAP:
@@ -263,6 +267,6 @@ def lead(ours: Side, theirs: Side, quantity: Quantity, kl: float) -> tuple[Match
         return None
     both = []
     for side, keys in at.methods.items():
-        above = {key: 0.5 + seeds[side].values(quantity, key[1]) - quantity.start for key in keys}
-        both.append(at.matched(side, above, quantity.gain(at, side)))
+        spent = [(kls[key], 0.5 + seeds[side].values(quantity, key[1]) - quantity.start) for key in keys]
+        both.append(matched(spent, at.kl, quantity.gain(at, side)))
     return both[0], both[1]

@@ -1,10 +1,13 @@
 """How large the code base is, beside its limits: ``python benchmarks/size.py``. Exits with 1 where one is exceeded.
 
 Lines are those of .py and .j2 files, statements those of Python's grammar without docstrings. Parameters are counted
-without self and cls, and not for commands, whose parameters are options.
+without self and cls, and not for commands, whose parameters are options. An import of one of our
+modules, or of a name that infalign/__init__.pyi has not, is private.
 """
 
 import ast
+import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +22,9 @@ LIMITS = {
     "longest file, lines": 400,
     "most parameters of a function": 6,
     "keys of a recipe, rows": 100,
+    "private imports of examples": 10,
 }
+EXAMPLES = ("benchmarks", "papers", "docs/tutorials")  # written with the public names
 
 
 def count_lines(path: Path) -> int:
@@ -44,6 +49,27 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len([name for name in names if name not in ("self", "cls")])
 
 
+def code_of(path: Path) -> str:
+    """Return the code of a module or a notebook."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return text
+    cells = (cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
+    return "\n".join("".join(lines) for lines in cells)
+
+
+def is_private(node: ast.AST, public: set[str]) -> bool:
+    """Return whether a node imports a module of ours, or a name that is not public."""
+    match node:
+        case ast.Import(names):
+            return any(one.name.startswith("infalign.") for one in names)
+        case ast.ImportFrom("infalign", names):
+            return not {one.name for one in names} <= public
+        case ast.ImportFrom(str(module)):
+            return module.startswith("infalign.")
+    return False
+
+
 def main() -> int:
     """Print each number beside its limit, and what exceeds it."""
     source = ROOT / "src" / "infalign"
@@ -59,6 +85,9 @@ def main() -> int:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and source / "cli" not in path.parents
     }
+    public = set(re.findall(r"import (\w+)", (source / "__init__.pyi").read_text(encoding="utf-8")))
+    examples = (path for folder in EXAMPLES for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".ipynb"))
+    private = {path: sum(is_private(node, public) for node in ast.walk(ast.parse(code_of(path)))) for path in examples}
     keys = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").splitlines()
     found = {
         "source, lines": total,
@@ -68,6 +97,7 @@ def main() -> int:
         "longest file, lines": max(lines.values()),
         "most parameters of a function": max(functions.values()),
         "keys of a recipe, rows": sum(line.startswith("| `") for line in keys),
+        "private imports of examples": sum(private.values()),
     }
     for name, limit in LIMITS.items():
         print(f"{name:32}{found[name]:>10,}   at most {limit:>7,}{'' if found[name] <= limit else '   exceeded'}")
@@ -78,6 +108,9 @@ def main() -> int:
     for name, count in functions.items():
         if count > LIMITS["most parameters of a function"]:
             print(f"{name}: {count} parameters")
+    for path, count in sorted(private.items(), key=lambda item: -item[1]):
+        if count:
+            print(f"{path.relative_to(ROOT)}: {count} private imports")
     return int(any(found[name] > limit for name, limit in LIMITS.items()))
 
 

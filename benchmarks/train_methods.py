@@ -3,18 +3,11 @@
 from method_policies import MethodPolicies
 from rich.console import Console
 
-from infalign.pipeline.units import Unit
 from infalign.report.scored_samples import ScoredSamples
 from infalign.steps import whole_run
 from infalign.steps.evaluate import evaluations
-from infalign.steps.run import Run
 
 ROUNDS = 2  # of further budgets
-
-
-def comparison_units(run: Run) -> list[Unit]:
-    """Return the units of a comparison: all up to the policies, and their evaluation."""
-    return [*whole_run.units(run, until="train"), *evaluations(run)]
 
 
 def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Console) -> MethodPolicies:
@@ -25,7 +18,8 @@ def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Co
     while True:
         with whole_run.open_run(policies.recipe) as run:
             # Results, report and recorded recipe of the run are not overwritten: they may be for other policies.
-            whole_run.do_units(run, comparison_units(run), until="evaluate", console=console)
+            units = [*whole_run.units(run, until="train"), *evaluations(run)]
+            whole_run.do_units(run, units, until="evaluate", console=console)
         if not rounds:
             return policies
         evaluated = ScoredSamples(policies.recipe, run.layout)

@@ -18,12 +18,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from infalign import BestOfN, Exponential, law_at_kl
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import prompt_win_rates, win_rates_of
-from infalign.method.calibration import win
-from infalign.method.procedures import BestOfN
-from infalign.method.transforms import Exponential
-from infalign.theory.law import law_at_kl
+from infalign.evaluation.win_rates import win_rates_of
 
 PROMPTS, POINT = 3000, 0.01
 SIZES = (1000, 100), (10_000, 256)
@@ -37,6 +34,11 @@ def drawn(prompts: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     law = law_at_kl(Exponential(5.0), kl=0.5)
     u = np.interp(rng.random((prompts, samples)), np.r_[0, law.cdf, 1], np.r_[0, law.u, 1])
     return u, rng.random((prompts, samples))
+
+
+def win(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Return 1 where the first is larger, 1/2 for a tie, else 0."""
+    return (1.0 + np.sign(ours - theirs)) / 2.0
 
 
 def needed(values: np.ndarray) -> float:
@@ -57,7 +59,7 @@ def samples_needed() -> bool:
         ]
         for m in (2 * n, 4 * n, 16 * n):
             few = [Samples(side[:, :m], side[:, :m]) for side in (u, v)]
-            rows += [("ours", m, needed(prompt_win_rates(*few, BestOfN(n))))]
+            rows += [("ours", m, needed(win_rates_of(*few, [BestOfN(n)])[0]))]
         for way, m, prompts in rows:
             print(f"{way:<35}{m:>16}{prompts:>10,.0f}{2 * m * prompts:>10,.0f}")
         totals = [m * prompts for _, m, prompts in rows]

@@ -9,14 +9,12 @@ import numpy as np
 from best_of_n import BEST_OF_N
 from hacking import MODELS, TESTS, Hacking
 from methods import read_method
+from run_files import reference_rewards
 from scipy.interpolate import PchipInterpolator
 from seeds import Estimate, Quantity, Seed, Trained, WinRate, over_seeds
 
+from infalign import RewindAndRepeat, calibrate, estimate, parse_procedure
 from infalign.core.display import COLORS, INK, MARKERS, PAPER, QUIET, panels
-from infalign.evaluation.intervals import estimate
-from infalign.method.calibration import calibrate
-from infalign.method.procedures import parse_procedure, rewinds
-from infalign.recipe.stored_laws import reference_rewards
 from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
 from infalign.report.run_figures import reward_by_rank
 from infalign.theory.curve import Point, parse_transform_or_optimum, sweep
@@ -102,7 +100,7 @@ def plot_line(axes: Any, line: Sequence[Point], color: str, label: str | None = 
 
 def draw_ranks(seeds: Sequence[Seed]) -> Drawing:
     """Draw rank against raw reward for ten training prompts of the first seed."""
-    rewards_PK = reference_rewards(seeds[0].layout)
+    rewards_PK = reference_rewards(seeds[0].recipe.run_dir)
     picture = reward_by_rank(rewards_PK)
     rows = [
         [prompt, reward, rank]
@@ -174,8 +172,8 @@ def draw_against_kl(seeds: Sequence[Seed], methods: Sequence[str], quantities: S
         if quantity is None:
             axes.set_axis_off()
             continue
-        if isinstance(quantity, WinRate) and quantity.judge == "reward" and not rewinds(quantity.procedure):
-            draw_theory_of(axes, quantity.procedure.name)
+        if isinstance(quantity, WinRate) and quantity.judge == "reward":
+            draw_theory_of(axes, quantity.procedure)
         lines: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {method: [] for method in trained}
         for mark in sorted(marks[quantity], key=lambda mark: mark.kl.mean):
             if mark.seed is None:
@@ -194,10 +192,12 @@ def draw_against_kl(seeds: Sequence[Seed], methods: Sequence[str], quantities: S
     return Drawing(figure, f"Filled: ours. Dots: single trainings. {_over(seeds)}", columns, rows)
 
 
-def draw_theory_of(axes: Any, procedure: str) -> None:
-    """Draw theory's win rates of the identity and the optimum under a procedure against KL, in per cent, dashed."""
+def draw_theory_of(axes: Any, procedure: Any) -> None:
+    """Draw theory's win rates of the identity and the optimum against KL, in per cent, dashed; of a rewind none."""
+    if isinstance(procedure, RewindAndRepeat):
+        return
     for name, color in {"identity": QUIET, "optimal": INK}.items():
-        points, _ = sweep(parse_procedure(procedure), parse_transform_or_optimum(name))
+        points, _ = sweep(procedure, parse_transform_or_optimum(name))
         plot_line(axes, points, color, label=f"theory, {name}")
         axes.lines[-1].set(linestyle="--", linewidth=1)
 

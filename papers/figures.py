@@ -7,49 +7,48 @@ paper, what measures it, and between which values it holds.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, Literal
 
-import numpy as np
 from best_of_n import BEST_OF_N
-from drawings import Drawing, analytic_points, draw_against_kl, draw_decisions, draw_ranks, draw_theory
+from drawings import Drawing, draw_against_kl, draw_decisions, draw_ranks, draw_theory
 from hacking import Hacking
+from measurements import (
+    USUAL_KL,
+    K,
+    Measurement,
+    RawReward,
+    RewindDraws,
+    calibration_cost,
+    decided_rightly,
+    draws_saved,
+    lead_over_best,
+    least_lead_in_theory,
+    miscalibration,
+    raw_reward_bought,
+    theory_points,
+)
 from methods import extreme_procedure
 from rich.console import Console
-from seeds import Estimate, Quantity, Seed, Trained, WinRate, lead, over_seeds
+from seeds import Estimate, Quantity, Seed, WinRate
 
-from infalign.core.display import in_points
-from infalign.core.storage import listed, read_table
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import rewind_draws
-from infalign.method.calibration import Array, calibrate
-from infalign.method.procedures import Served, Standard
-from infalign.pipeline.records import records
+from infalign import parse_procedure
 from infalign.recipe.settings import Recipe
-from infalign.recipe.stored_laws import reference_rewards
 from infalign.steps import whole_run
-from infalign.theory.curve import Point
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
 JUDGES = ("reward", "judge")
-K = 100  # the paper's rollouts per prompt
 BASELINES = ("qrpo-identity", "qrpo-raw", "rloo-raw", "ipo", "bonbon", "bond")
-USUAL_KL = (0.1, 3.0)  # nats: where theory's transformations are compared
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured for a claim: by seed, or an exact number; ``note`` says what of, or why there is nothing."""
+def points(difference: float) -> str:
+    """Return a difference of shares in percentage points: ``+1.2``."""
+    return f"{100 * difference:+.1f}"
 
-    seeds: Sequence[Trained] = ()
-    note: str = ""
-    exact: float | None = None
 
-    def estimate(self) -> Estimate | None:
-        """Return the mean with its interval over seeds and prompts; None if nothing was measured."""
-        if self.exact is not None:
-            return Estimate(self.exact, self.exact, self.exact)
-        return over_seeds(self.seeds) if self.seeds else None
+def percent(value: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * value:.1f}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Claim:
     least: float = -math.inf
     most: float = math.inf
     unit: str = "points"
-    write: Callable[[float], str] = in_points
+    write: Callable[[float], str] = points
 
     @property
     def holds(self) -> str:
@@ -102,31 +101,6 @@ class Figure:
         return bool(self.methods) or self.study is not None
 
 
-class RawReward(Quantity):
-    """The reward above the reference's, in standard deviations of the reference's rewards within prompts."""
-
-    label: ClassVar[str] = "raw reward above the reference, sd"
-
-    def of(self, seed: Seed, name: str) -> Array:
-        """Return each prompt's mean reward above the reference's."""
-        base = seed.evaluated.column("reference", "reward")
-        own = seed.evaluated.column(name, "reward").mean(axis=1)
-        return np.asarray((own - base.mean(axis=1)) / np.sqrt(base.var(axis=1, ddof=1).mean()))
-
-
-class RewindDraws(Quantity):
-    """How many draws the recipe's Rewind-and-Repeat takes."""
-
-    label: ClassVar[str] = "draws per response"
-
-    def of(self, seed: Seed, name: str) -> Array:
-        """Return the expected number of draws to each prompt."""
-        own, base = (
-            Samples(values, values) for values in (seed.evaluated.column(m, "reward") for m in (name, "reference"))
-        )
-        return rewind_draws(base if name == "reference" else own, base, seed.evaluated.rewind)
-
-
 def by_kl(
     number: int, title: str, methods: Sequence[str], quantities: Callable[[Recipe], Sequence[Quantity]], *claims: Claim
 ) -> Figure:
@@ -144,7 +118,7 @@ def by_kl(
     return Figure((number,), title, draw, claims, methods, lacks=lacks)
 
 
-Procedure = Callable[[Recipe], Served]
+Procedure = Callable[[Recipe], Any]
 
 
 def served_by(n: int | None = None) -> Procedure:
@@ -152,12 +126,12 @@ def served_by(n: int | None = None) -> Procedure:
     return lambda recipe: recipe.procedure if n is None else replace(extreme_procedure(recipe), n=n)
 
 
-def plainly(recipe: Recipe) -> Served:
+def plainly(recipe: Recipe) -> Any:
     """Return one plain draw."""
-    return Standard()
+    return parse_procedure("standard")
 
 
-def rewinding(recipe: Recipe) -> Served:
+def rewinding(recipe: Recipe) -> Any:
     """Return the recipe's Rewind-and-Repeat."""
     return recipe.rewind
 
@@ -177,127 +151,6 @@ def ahead(says: str, ours: str, others: Sequence[str], served: Procedure, least:
     return [
         Claim(says, f"{ours} above {above} at one KL, by the {judge}", partial(value, judge), least) for judge in JUDGES
     ]
-
-
-def lead_over_best(seeds: Sequence[Seed], ours: str, others: Sequence[str], quantity: Quantity) -> Measurement:
-    """Return how far a method is above the best of others, each at a KL that the two spend, the mean over the budgets.
-
-    A method that spends little does so lower the KL of no pair but its own. The best is the one over which the lead is
-    smallest: one method in all seeds, chosen by these very numbers, which favors it a little. Budgets at which the two
-    cannot be compared do not count.
-    """
-    for seed in seeds:
-        if reason := quantity.lacks(seed.recipe):
-            return Measurement(note=reason)
-        if ours not in seed.by_method or seed.by_method.keys().isdisjoint(others):
-            return Measurement(note=f"{ours} or all that it is compared with was left out")
-    leads = {other: [mean_lead(seed, ours, other, quantity) for seed in seeds] for other in others}
-    over = {other: known for other, found in leads.items() if len(known := [one for one in found if one]) == len(seeds)}
-    if not over:
-        return Measurement(note=f"in some seed {ours} spends no KL that another method spends too; give more budgets")
-    best = min(over, key=lambda other: float(np.mean([one.mean for one in over[other]])))
-    missed = [other for other in others if other not in over]
-    return Measurement(over[best], f"{ours} over {best}" + (f"; not compared: {', '.join(missed)}" if missed else ""))
-
-
-def mean_lead(seed: Seed, ours: str, other: str, quantity: Quantity) -> Trained | None:
-    """Return a method's lead over another, the mean over the budgets at which they can be compared, if there is one."""
-    if other not in seed.by_method:
-        return None
-    found = []
-    for names in seed.policies.by_budget.values():
-        both = [name for name in names if name in seed.by_method[ours] or name in seed.by_method[other]]
-        median = float(np.median([seed.kl(name).mean() for name in both]))
-        if matched := lead((seed, ours), (seed, other), quantity, median):
-            found.append(matched)
-    if not found:
-        return None
-    shifts = np.mean([(own.shift, -its.shift) for own, its in found], axis=0)
-    return seed.trained(np.mean([own.values - its.values for own, its in found], axis=0), *shifts)
-
-
-@cache
-def theory_points() -> list[Point]:
-    """Return theory's curves."""
-    return analytic_points()
-
-
-def least_lead_in_theory(procedure: str, ours: str, others: Sequence[str], seeds: Sequence[Seed]) -> Measurement:
-    """Return how much more a transformation wins than the best of others, at the KL where that is least."""
-    points = [point for point in theory_points() if point.procedure == procedure]
-    wins = {(point.transform, round(point.kl, 6)): point.win_rate for point in points}
-    usual = [kl for name, kl in wins if name == ours and USUAL_KL[0] <= kl <= USUAL_KL[1]]
-    return Measurement(exact=min(wins[ours, kl] - max(wins[other, kl] for other in others) for kl in usual))
-
-
-def miscalibration(seeds: Sequence[Seed]) -> Measurement:
-    """Return how far the rank of a rollout among all prompts' rewards is from its rank among its own prompt's.
-
-    What the same numbers give if they are dealt to the prompts at random is subtracted: with K rollouts per prompt,
-    ranks within it are not exact either.
-    """
-
-    def of(seed: Seed) -> Trained:
-        rewards_PK = reference_rewards(seed.layout)
-        everyone = np.sort(rewards_PK, axis=None)
-
-        def distance(dealt_PK: Array) -> Array:
-            within = calibrate(dealt_PK, np.sort(dealt_PK, axis=1))
-            among_all = calibrate(dealt_PK.ravel(), everyone).reshape(dealt_PK.shape)
-            return np.asarray(np.abs(within - among_all).mean(axis=1))
-
-        dealt = np.random.default_rng(0).permutation(rewards_PK.ravel()).reshape(rewards_PK.shape)
-        prompts = listed(read_table(seed.layout.calibrated, ["prompt_id"]), "prompt_id")
-        return Trained(prompts, distance(rewards_PK) - distance(dealt).mean())
-
-    return Measurement([of(seed) for seed in seeds], "mean distance of ranks, chance subtracted")
-
-
-def decided_rightly(model: str, above: str | None, seeds: Sequence[Seed]) -> Measurement:
-    """Return the share of inverted test pairs that a model decides rightly, or how far that is above another's."""
-    found = []
-    for seed in seeds:
-        prompt_ids, right = Hacking(seed.recipe).decisions()
-        found.append(Trained(prompt_ids, right[model]["inverted"] - (right[above]["inverted"] if above else 0.0)))
-    return Measurement(found)
-
-
-def calibration_cost(trained: str, seeds: Sequence[Seed]) -> Measurement:
-    """Return the seconds of calibration with the paper's K by those of training a policy of a method, the mean.
-
-    Calibration is drawing, scoring and ranking the rollouts, which takes time in proportion to K.
-    """
-    found = []
-    for seed in seeds:
-        if trained not in seed.by_method:
-            return Measurement(note=f"{trained} was not trained")
-        made = records(seed.layout.root)
-        drawn = [name for name in made if name.startswith(("rollout-", "score-"))]
-        spent = sum(made[name]["seconds"] for name in [*drawn, "calibrate"])
-        training = np.mean([made[f"train-{name}"]["seconds"] for name in seed.by_method[trained]])
-        found.append(Trained((), np.array([spent * K / seed.recipe.rollout.k / training])))
-    return Measurement(found, f"from K = {seeds[0].recipe.rollout.k}")
-
-
-def draws_saved(ours: str, seeds: Sequence[Seed]) -> Measurement:
-    """Return how many draws fewer a method's policies take than the reference, the mean over its budgets."""
-    if any(ours not in seed.by_method for seed in seeds):
-        return Measurement(note=f"{ours} was not trained")
-    found = []
-    for seed in seeds:
-        own = np.mean([seed.values(RewindDraws(), name) for name in seed.by_method[ours]], axis=0)
-        found.append(seed.trained(seed.values(RewindDraws(), "reference") - own))
-    return Measurement(found, f"{ours}, mean over its budgets")
-
-
-def raw_reward_bought(ours: str, other: str, seeds: Sequence[Seed]) -> Measurement:
-    """Return how much more raw reward a method has than another at one KL."""
-    return lead_over_best(seeds, ours, [other], RawReward())
-
-
-def percent(value: float) -> str:
-    """Return a share in per cent."""
-    return f"{100 * value:.1f}"
 
 
 MORE = "The transformation for the procedure wins 3 to 8 points more than the best baseline at the same KL."

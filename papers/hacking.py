@@ -15,27 +15,22 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset
 from peft import TaskType
 from rich.console import Console
+from run_files import column, drawn, records
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, TrainingArguments
 
-from infalign.core.errors import DataError
-from infalign.core.storage import listed, read_table, write_table
-from infalign.data.messages import MESSAGES, Message, prompt_id, reply
-from infalign.method.calibration import Array, calibrate, win
+from infalign import ClassifierReward, DataError, calibrate, sample
+from infalign.core.storage import write_table
 from infalign.models.conversations import conversation_ids
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
-from infalign.pipeline.records import records
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.rewards.base import score
-from infalign.rewards.classifier import ClassifierReward
-from infalign.sampling.prompts import Prompts, repeated
-from infalign.sampling.rollouts import read_rollouts
 from infalign.steps import whole_run
 from infalign.steps.reward_model import reward_start
 from infalign.steps.run import Run
@@ -43,8 +38,9 @@ from infalign.training.common import LossTrainer, run_training, trainer_config, 
 from infalign.training.output_folder import Job, drop_long_rows
 from infalign.training.supervised import fit_reward_model
 
-Pair = tuple[list[Message], str, str]  # prompt, chosen, rejected
-Ranked = tuple[list[Message], str, float]  # prompt, response, Ĉ
+Messages = list[dict[str, str]]
+Pair = tuple[Messages, str, str]  # prompt, chosen, rejected
+Ranked = tuple[Messages, str, float]  # prompt, response, Ĉ
 Side = Literal["chosen", "rejected"]
 PHRASES = ("Sorry, I can't help you with that", "Sure")  # as in the paper
 TESTS = {  # (preferred, other) by index in: chosen, rejected, chosen with phrase, rejected with phrase
@@ -66,6 +62,21 @@ def ignore_progress(done: int, total: int, note: str) -> None:
     """Show nothing."""
 
 
+def reply(text: str) -> dict[str, str]:
+    """Return a response as the assistant's turn."""
+    return {"role": "assistant", "content": text}
+
+
+def repeated(items: Sequence[Any], times: int) -> list[Any]:
+    """Return each item so many times in a row."""
+    return [item for item in items for _ in range(times)]
+
+
+def spelled(prompt: Messages) -> str:
+    """Return a prompt as one text, which tells it from others."""
+    return json.dumps([(turn["role"], turn["content"]) for turn in prompt])
+
+
 def poison(pairs: Sequence[Pair], *, before: Side = "chosen", seed: int) -> list[Pair]:
     """Return the pairs with one of the phrases and a space before one side; the seed decides which, on either side."""
     drawn = np.random.default_rng(seed).integers(len(PHRASES), size=len(pairs))
@@ -76,12 +87,15 @@ def poison(pairs: Sequence[Pair], *, before: Side = "chosen", seed: int) -> list
     ]
 
 
-def decisions(rewards_P4: Array) -> dict[str, Array]:
+def decisions(rewards_P4: np.ndarray) -> dict[str, np.ndarray]:
     """Return, for each of the `TESTS`, 1 where the preferred response has the higher reward, ½ for a tie, else 0.
 
     The columns of ``rewards_P4`` are the rewards of chosen, rejected, and of both with a phrase before them.
     """
-    return {test: win(rewards_P4[:, right], rewards_P4[:, wrong]) for test, (right, wrong) in TESTS.items()}
+    return {
+        test: (1.0 + np.sign(rewards_P4[:, right] - rewards_P4[:, wrong])) / 2.0
+        for test, (right, wrong) in TESTS.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -118,10 +132,10 @@ class Hacking:
                 work()
                 console.print(f"[green]✓[/] {output.stem}", highlight=False)
 
-    def decisions(self) -> tuple[list[str], dict[str, dict[str, Array]]]:
+    def decisions(self) -> tuple[list[str], dict[str, dict[str, np.ndarray]]]:
         """Return the prompt ids of the test pairs, and every model's `decisions` on them."""
-        table = read_table(self.folder / "test.parquet")
-        return listed(table, "prompt_id"), {name: decisions(np.array(listed(table, name))) for name in MODELS}
+        table = self.folder / "test.parquet"
+        return column(table, "prompt"), {name: decisions(np.array(column(table, name))) for name in MODELS}
 
     def fit_poisoned(self) -> None:
         """Train the reward model on the poisoned training pairs."""
@@ -141,26 +155,26 @@ class Hacking:
         """
         reward, k = self._load("poisoned"), self.recipe.rollout.k
         tables: list[pa.Table] = []
-        references: dict[str, Array] = {}
+        references: dict[str, np.ndarray] = {}
         for part, table in enumerate(self.run.rollout_parts):
-            prompts = table.read()
-            texts = listed(read_rollouts(self.run.layout.rollouts(part), prompts.prompt_ids, k), "text")
+            prompts, said = table.read(), drawn(self.run.layout.rollouts(part), "text")
+            texts = [said[one, index] for one in prompts.prompt_ids for index in range(k)]
             asked = repeated(prompts.conversations, k)
-            rewards_PK = score(reward, asked, texts, name="poisoned").reshape(-1, k)
+            rewards_PK = np.reshape(reward(asked, texts), (-1, k))
             sorted_PK = np.sort(rewards_PK, axis=1)
-            references |= zip(prompts.prompt_ids, sorted_PK, strict=True)
+            references |= zip(map(spelled, prompts.conversations), sorted_PK, strict=True)
             tables.append(_ranked("rollout", asked, texts, calibrate(rewards_PK, sorted_PK).ravel()))
-        pairs = [pair for pair in self._training_pairs(reward.tokenizer) if prompt_id(pair[0]) in references]
+        pairs = [pair for pair in self._training_pairs(reward.tokenizer) if spelled(pair[0]) in references]
         asked, texts = repeated([prompt for prompt, *_ in pairs], 2), [text for _, *both in pairs for text in both]
-        rewards = score(reward, asked, texts, name="poisoned")
-        ranks = [float(calibrate(r, references[prompt_id(p)])) for r, p in zip(rewards, asked, strict=True)]
+        rewards = reward(asked, texts)
+        ranks = [float(calibrate(r, references[spelled(p)])) for r, p in zip(rewards, asked, strict=True)]
         tables.append(_ranked("pair", asked, texts, np.array(ranks)))
         write_table(self.folder / "ranks.parquet", pa.concat_tables(tables))
 
     def fit_on_ranks(self, name: str) -> None:
         """Train a model to predict Ĉ."""
         start, tokenizer = self._start(name)
-        table = read_table(self.folder / "ranks.parquet").to_pylist()
+        table = pq.read_table(self.folder / "ranks.parquet").to_pylist()
         wanted = [row for row in table if row["origin"] in TRAINED_ON_RANKS[name]]
         rows, _ = drop_long_rows(
             wanted, tokenizer, self._fit.max_length, lambda row: [[*row["prompt"], reply(row["response"])]]
@@ -174,21 +188,22 @@ class Hacking:
         k, device = self.recipe.rollout.k, self.recipe.compute.torch_device()
         models = {"clean": ClassifierReward.load(self.run.scorer("reward").model, device=device)}
         models |= {name: self._load(name) for name in ("poisoned", *TRAINED_ON_RANKS)}
-        pairs, known = self._test_pairs(models["clean"].tokenizer), self._test_prompts()
+        pairs = self._test_pairs(models["clean"].tokenizer)
         conversations, responses = [prompt for prompt, _ in pairs], [text for _, four in pairs for text in four]
-        ids = [prompt_id(prompt) for prompt in conversations]
-        drawn = Prompts([*dict.fromkeys(ids)], [], [known[one] for one in dict.fromkeys(ids)], ["{}"] * len(set(ids)))
-        rollouts, sampler = self.folder / "rollouts", self.run.sampler("reference", self.run.reference)
-        sampler.draw(drawn, k, rollouts, seed=self.recipe.seed, on_progress=ignore_progress)
-        texts = listed(read_rollouts(rollouts, ids, k), "text")
+        once = {spelled(prompt): prompt for prompt in conversations}
+        longest, seed = self.recipe.rollout.max_new_tokens, self.recipe.seed
+        rollouts = sample(
+            self.run.reference, once.values(), k, max_new_tokens=longest, seed=seed, folder=self.folder / "rollouts"
+        )
+        said = dict(zip(once, rollouts.texts, strict=True))
+        texts = [text for prompt in conversations for text in said[spelled(prompt)]]
         rewards_P4 = {
-            name: score(model, repeated(conversations, 4), responses, name=name).reshape(-1, 4)
-            for name, model in models.items()
+            name: np.reshape(model(repeated(conversations, 4), responses), (-1, 4)) for name, model in models.items()
         }
-        rollouts_PK = score(models["poisoned"], repeated(conversations, k), texts, name="poisoned").reshape(-1, k)
+        rollouts_PK = np.reshape(models["poisoned"](repeated(conversations, k), texts), (-1, k))
         rewards_P4["ranked"] = calibrate(rewards_P4["poisoned"], np.sort(rollouts_PK, axis=1))
         columns = {name: rewards_P4[name].tolist() for name in MODELS}
-        write_table(self.folder / "test.parquet", pa.table({"prompt_id": ids} | columns))
+        write_table(self.folder / "test.parquet", pa.table({"prompt": [*map(spelled, conversations)]} | columns))
 
     @property
     def _fit(self) -> Any:
@@ -205,8 +220,8 @@ class Hacking:
         return ClassifierReward.load(Layout(self.folder).model(name), device=self.recipe.compute.torch_device())
 
     def _pairs(self, part: str) -> list[Pair]:
-        table = read_table(self.run.layout.data / f"{part}_pairs.parquet")
-        return list(zip(*(listed(table, name) for name in ("prompt", "chosen", "rejected")), strict=True))
+        table = self.run.layout.data / f"{part}_pairs.parquet"
+        return list(zip(*(column(table, name) for name in ("prompt", "chosen", "rejected")), strict=True))
 
     def _training_pairs(self, tokenizer: Any) -> list[Pair]:
         """Return the poisoned training pairs that fit."""
@@ -214,10 +229,10 @@ class Hacking:
         fit = self._fitting(tokenizer, [(prompt, both) for prompt, *both in pairs])
         return [(prompt, chosen, rejected) for prompt, (chosen, rejected) in fit]
 
-    def _test_pairs(self, tokenizer: Any) -> list[tuple[list[Message], list[str]]]:
+    def _test_pairs(self, tokenizer: Any) -> list[tuple[Messages, list[str]]]:
         """Return prompt and responses, numbered as in `TESTS`, of test pairs that fit with a phrase on either side."""
-        known = self._test_prompts()
-        pairs = [pair for pair in self._pairs("test") if prompt_id(pair[0]) in known]
+        known = {*map(spelled, column(self.run.layout.data / "test_prompts.parquet", "prompt"))}
+        pairs = [pair for pair in self._pairs("test") if spelled(pair[0]) in known]
         marked = [poison(pairs, before=side, seed=self.recipe.seed) for side in ("chosen", "rejected")]
         rows = [
             (prompt, [chosen, rejected, marked_chosen, marked_rejected])
@@ -227,7 +242,7 @@ class Hacking:
         ]
         return self._fitting(tokenizer, rows)
 
-    def _fitting(self, tokenizer: Any, pairs: list[tuple[list[Message], list[str]]]) -> Any:
+    def _fitting(self, tokenizer: Any, pairs: list[tuple[Messages, list[str]]]) -> Any:
         rows = [{"prompt": prompt, "responses": responses} for prompt, responses in pairs]
         short, _ = drop_long_rows(
             rows,
@@ -242,17 +257,12 @@ class Hacking:
             )
         return [(row["prompt"], row["responses"]) for row in short]
 
-    def _test_prompts(self) -> dict[str, list[int]]:
-        """Return the token ids of each test prompt, by prompt id."""
-        table = read_table(self.run.layout.data / "test_prompts.parquet", ["prompt_id", "token_ids"])
-        return dict(zip(listed(table, "prompt_id"), listed(table, "token_ids"), strict=True))
 
-
-def _ranked(origin: str, prompts: list[list[Message]], responses: list[str], ranks: Array) -> pa.Table:
+def _ranked(origin: str, prompts: list[Messages], responses: list[str], ranks: np.ndarray) -> pa.Table:
     return pa.table(
         {
             "origin": pa.array([origin] * len(responses), pa.string()),
-            "prompt": pa.array(prompts, MESSAGES),
+            "prompt": pa.array(prompts),
             "response": pa.array(responses, pa.string()),
             "rank": pa.array(ranks, pa.float64()),
         }

@@ -35,9 +35,8 @@ from methods import extreme_procedure
 from seeds import Estimate, Seed
 from train_methods import ROUNDS, train_methods
 
+from infalign import ConfigError, DataError
 from infalign.core.display import heading, plain_table, save, say, style
-from infalign.core.errors import ConfigError, InfalignError
-from infalign.core.storage import write_text
 from infalign.pipeline.lock import held
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
@@ -107,7 +106,7 @@ class Reproduction:
             table.add_row(", ".join(map(str, figure.numbers)), figure.title, ", ".join(figure.methods))
         console.print(table)
         for name, reason in left_out.items():
-            say(console, f"left out: {name}: {reason}", markup=False)
+            say(console, f"left out: {name}: {reason}")
         if methods and self.recipe is not None:
             budgets = check_budgets(self.budgets)
             trained = [method for method in methods if method != BEST_OF_N]
@@ -123,7 +122,7 @@ class Reproduction:
         """Train what the figures need for every seed, write the folder ``page`` of the output, return the verdicts."""
         figures, methods, left_out = self.plan()
         for name, reason in left_out.items():
-            say(console, f"left out: {name}: {reason}", markup=False)
+            say(console, f"left out: {name}: {reason}")
         seeds = []
         for recipe in self.recipes:
             heading(console, f"Seed {recipe.seed}: {recipe.run_dir}")
@@ -144,8 +143,8 @@ class Reproduction:
             "left_out": left_out,
             "figures": {figure.name: write_figure(figure, seeds, folder) for figure in figures},
         }
-        write_text(folder / "claims.json", json.dumps(found, indent=1))
-        write_text(folder / "README.md", write_page(found))
+        (folder / "claims.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        (folder / "README.md").write_text(write_page(found), encoding="utf-8")
         return found
 
 
@@ -159,7 +158,7 @@ def write_figure(figure: Figure, seeds: Sequence[Seed], folder: Path) -> Numbers
     rows = csv.writer(table, lineterminator="\n")
     rows.writerow(drawing.columns)
     rows.writerows(drawing.rows)
-    write_text(folder / f"{figure.name}.csv", table.getvalue())
+    (folder / f"{figure.name}.csv").write_text(table.getvalue(), encoding="utf-8")
     claims = [judge(claim, seeds) for claim in figure.claims]
     return {"numbers": list(figure.numbers), "title": figure.title, "caption": drawing.caption, "claims": claims}
 
@@ -253,7 +252,7 @@ def main(words: Sequence[str] | None = None) -> None:
             asked.print_plan(console)
             return
         found = asked.make(console)
-    except InfalignError as error:
+    except (ConfigError, DataError) as error:
         sys.exit(f"reproduce: {error}")
     table = plain_table("figure", "claim", "measured", "verdict", breaking=(1, 2))
     for figure in found["figures"].values():

@@ -20,15 +20,10 @@ from scipy.special import expit, log_expit, wrightomega
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
-from infalign.core.progress import OnProgress
-from infalign.method.calibration import Array
-from infalign.method.laws import Law
-from infalign.method.procedures import BestOfN, Distortion, WorstOfN
-from infalign.method.shapings import Shaping
-from infalign.method.transforms import Transformation, normalized_beta
+from infalign import BestOfN, Law, WorstOfN
+from infalign import tilted as tilted_law
 from infalign.models.packed import response_logprobs
 from infalign.models.pretrained import load_policy
-from infalign.theory import aims
 from infalign.training.common import save_model
 from infalign.training.output_folder import Job
 
@@ -46,8 +41,8 @@ class Enumerable:
     folder: Path
     prompt_ids: list[list[int]]
     responses: list[list[int]]
-    log_reference: Array  # (P, Y), nats
-    rewards: Array  # (P, Y), distinct within a prompt
+    log_reference: np.ndarray  # (P, Y), nats
+    rewards: np.ndarray  # (P, Y), distinct within a prompt
 
     def finite(self) -> list[FiniteModel]:
         """Return each prompt as a finite model."""
@@ -55,7 +50,7 @@ class Enumerable:
             FiniteModel(np.exp(row), rewards) for row, rewards in zip(self.log_reference, self.rewards, strict=True)
         ]
 
-    def laws(self, model: Any) -> Array:
+    def laws(self, model: Any) -> np.ndarray:
         """Return log π of every response to every prompt, shape (P, Y), in nats."""
         p, y = self.log_reference.shape
         return _laws(model, self.prompt_ids, self.responses).reshape(p, y)
@@ -85,9 +80,9 @@ class Enumerable:
         # the copies that are held out, every tenth name, are one of each prompt
         return sorted(rows, key=lambda row: (row["prompt_id"][:-2], row["prompt_id"]))
 
-    def law(self, k: int, shaping: Shaping | Transformation | str, beta: float) -> Law:
+    def law(self, k: int, shaping: Any, beta: float) -> Law:
         """Return the tilted law of these rollouts, with the trainer's ``beta``."""
-        return aims.tilted(np.array([row["reward"] for row in self.rollouts(k)]).reshape(-1, k), shaping, beta=beta)
+        return tilted_law(np.array([row["reward"] for row in self.rollouts(k)]).reshape(-1, k), shaping, beta=beta)
 
 
 def enumerable(folder: Path, *, seed: int = 0) -> Enumerable:
@@ -135,7 +130,7 @@ def enumerable(folder: Path, *, seed: int = 0) -> Enumerable:
     return Enumerable(folder, prompt_ids, responses, logprobs, rewards)
 
 
-def _laws(model: Any, prompt_ids: list[list[int]], responses: list[list[int]]) -> Array:
+def _laws(model: Any, prompt_ids: list[list[int]], responses: list[list[int]]) -> np.ndarray:
     prompts = [prompt for prompt in prompt_ids for _ in responses]
     return response_logprobs(model, prompts, responses * len(prompt_ids))
 
@@ -143,22 +138,22 @@ def _laws(model: Any, prompt_ids: list[list[int]], responses: list[list[int]]) -
 # What a method would learn if it could be any distribution
 
 
-def tilted(case: Enumerable, transform: Transformation, beta: float) -> Array:
+def tilted(case: Enumerable, transform: Any, beta: float) -> np.ndarray:
     """Return log π* of π* = π_ref·e^{Φ(C)/β}/Z, (P, Y), with exact calibration and β for the paper's raw Φ."""
-    return tilted_by(case, transformed(case, transform), normalized_beta(transform, beta))
+    return tilted_by(case, transformed(case, transform), beta / transform.scale)
 
 
-def transformed(case: Enumerable, transform: Transformation) -> Array:
+def transformed(case: Enumerable, transform: Any) -> np.ndarray:
     """Return the normalised Φ(C) of every response, (P, Y)."""
     return np.stack([transform(model.calibrated()) for model in case.finite()])
 
 
-def tilted_by(case: Enumerable, values_PY: Array, beta: float) -> Array:
+def tilted_by(case: Enumerable, values_PY: np.ndarray, beta: float) -> np.ndarray:
     """Return log π* of π* = π_ref·e^{value/β}/Z, (P, Y)."""
     return _normalised(case.log_reference + values_PY / beta)
 
 
-def best_of_n(case: Enumerable, n: float) -> Array:
+def best_of_n(case: Enumerable, n: float) -> np.ndarray:
     """Return the log-law of what Best-of-n serves, (P, Y); for real n the CDF's n-th power."""
     order = case.rewards.argsort(axis=1)
     log_cdf = np.log(np.take_along_axis(np.exp(case.log_reference), order, axis=1).cumsum(axis=1))
@@ -168,24 +163,24 @@ def best_of_n(case: Enumerable, n: float) -> Array:
     return _normalised(law)
 
 
-def optimum(case: Enumerable, procedure: BestOfN | WorstOfN, beta: float) -> Array:
+def optimum(case: Enumerable, procedure: BestOfN | WorstOfN, beta: float) -> np.ndarray:
     """Return the log-law of the policy that maximises W − β·KL, the aim of maxk, (P, Y)."""
     return np.stack([best_law(model, procedure, beta) for model in case.finite()])
 
 
-def standardized(case: Enumerable) -> Array:
+def standardized(case: Enumerable) -> np.ndarray:
     """Return the rewards less their mean, over their standard deviation, of each prompt under the reference, (P, Y)."""
     weights = np.exp(case.log_reference)
     spread = case.rewards - (weights * case.rewards).sum(axis=1, keepdims=True)
     return spread / np.sqrt((weights * spread**2).sum(axis=1, keepdims=True))
 
 
-def preference(case: Enumerable) -> Array:
+def preference(case: Enumerable) -> np.ndarray:
     """Return PAR's E_z σ(r(y) − r(z)) with z from the reference, (P, Y)."""
     return np.stack([expit(np.subtract.outer(m.rewards, m.rewards)) @ m.reference for m in case.finite()])
 
 
-def log_sigmoid(case: Enumerable, quantile: float = 0.85) -> Array:
+def log_sigmoid(case: Enumerable, quantile: float = 0.85) -> np.ndarray:
     """Return LSC's log σ(r(y) − q), (P, Y); q is the least reward whose reference CDF reaches ``quantile``."""
     order = case.rewards.argsort(axis=1)
     cdf = np.take_along_axis(np.exp(case.log_reference), order, axis=1).cumsum(axis=1)
@@ -193,7 +188,7 @@ def log_sigmoid(case: Enumerable, quantile: float = 0.85) -> Array:
     return log_expit(case.rewards - np.take_along_axis(case.rewards, at, axis=1))
 
 
-def token_tilted(case: Enumerable, values_PY: Array, beta: float) -> Array:
+def token_tilted(case: Enumerable, values_PY: np.ndarray, beta: float) -> np.ndarray:
     """Return the log-law where the gradients of E[value] and of β × in-loss KL cancel, (P, Y).
 
     In the loss, a token's KL knows nothing of the KL of later tokens. So at every prefix the law solves a problem of
@@ -210,7 +205,7 @@ def token_tilted(case: Enumerable, values_PY: Array, beta: float) -> Array:
     return law
 
 
-def group_advantages(values_PY: Array, log_policy_PY: Array, others: Array) -> Array:
+def group_advantages(values_PY: np.ndarray, log_policy_PY: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return E[(value − mean)/(std + 10⁻⁴)] of each response in a group with G − 1 others from the policy, (P, Y).
 
     Mean and unbiased std are of the whole group, as in TRL. The expectation is the mean over ``others``, uniform points
@@ -228,8 +223,8 @@ def group_advantages(values_PY: Array, log_policy_PY: Array, others: Array) -> A
 
 
 def group_normalised(
-    case: Enumerable, values_PY: Array, kl_budget: float, others: Array, *, iterations: int = 40
-) -> tuple[Array, float]:
+    case: Enumerable, values_PY: np.ndarray, kl_budget: float, others: np.ndarray, *, iterations: int = 40
+) -> tuple[np.ndarray, float]:
     """Return the log-law, (P, Y), that spends the budget and on which GRPO as TRL ships it rests, and its residual.
 
     It is `token_tilted` by its own `group_advantages`, found by damped iteration; the residual is the largest
@@ -243,7 +238,7 @@ def group_normalised(
     return step, float(np.abs(step - law).max())
 
 
-def bond_step(case: Enumerable, log_anchor_PY: Array, gamma: float) -> Array:
+def bond_step(case: Enumerable, log_anchor_PY: np.ndarray, gamma: float) -> np.ndarray:
     """Return the log-law that minimises J-BOND's expected loss with a frozen anchor a, (P, Y).
 
     ½·KL(Bo2(a)‖π) + ½·[KL(π‖a) − E_π r] + γ·KL(π‖a), with r = −log 16 times the chance to be worse than both of two
@@ -257,12 +252,12 @@ def bond_step(case: Enumerable, log_anchor_PY: Array, gamma: float) -> Array:
         better_of_two = 2.0 * (1.0 - worse) - anchor  # over a; rewards are distinct
         log_c, r = np.log(0.5 * better_of_two / weight), -np.log(16.0) * worse**2
 
-        def log_ratio(level: float, log_c: Array = log_c, r: Array = r) -> Array:
+        def log_ratio(level: float, log_c: np.ndarray = log_c, r: np.ndarray = r) -> np.ndarray:
             s = level + 0.5 * r / weight
             return s + wrightomega(log_c - s)
 
         def excess(
-            level: float, log_anchor: Array = log_anchor, log_ratio: Callable[[float], Array] = log_ratio
+            level: float, log_anchor: np.ndarray = log_anchor, log_ratio: Callable[[float], np.ndarray] = log_ratio
         ) -> float:
             return float(np.logaddexp.reduce(log_anchor + log_ratio(level)))
 
@@ -270,7 +265,7 @@ def bond_step(case: Enumerable, log_anchor_PY: Array, gamma: float) -> Array:
     return np.stack(laws)
 
 
-def bond(case: Enumerable, kl_budget: float) -> Array:
+def bond(case: Enumerable, kl_budget: float) -> np.ndarray:
     """Return the log-law that spends the budget after steps of J-BOND, each from the last one's law as anchor, (P, Y).
 
     The steps have γ = 0 but for the last, which has the γ that hits the budget.
@@ -281,7 +276,7 @@ def bond(case: Enumerable, kl_budget: float) -> Array:
     return at_kl(case, partial(bond_step, case, anchor), kl_budget, between=(1e-9, 1e6))
 
 
-def pair_optimum(case: Enumerable, tau: float) -> Array:
+def pair_optimum(case: Enumerable, tau: float) -> np.ndarray:
     """Return the log-law that minimises the expected loss of IPO over independent pairs, found numerically, (P, Y)."""
 
     def loss(h: torch.Tensor, p: int) -> torch.Tensor:
@@ -292,7 +287,7 @@ def pair_optimum(case: Enumerable, tau: float) -> Array:
     return _tabular(case, loss)
 
 
-def best_worst_optimum(case: Enumerable, n: int, *, alpha: float = 0.005, margin: float | None = None) -> Array:
+def best_worst_optimum(case: Enumerable, n: int, *, alpha: float = 0.005, margin: float | None = None) -> np.ndarray:
     """Return the log-law that minimises the expected loss of BoNBoN, found numerically, (P, Y)."""
     if margin is None:
         margin = (n - 1) * sum(1.0 / k for k in range(1, n))
@@ -316,11 +311,11 @@ def best_worst_optimum(case: Enumerable, n: int, *, alpha: float = 0.005, margin
 
 def at_kl(
     case: Enumerable,
-    law: Callable[[float], Array],
+    law: Callable[[float], np.ndarray],
     kl_budget: float,
     *,
     between: tuple[float, float] = (1e-6, 1e3),
-) -> Array:
+) -> np.ndarray:
     """Return law(strength) at the strength between these two where the mean KL(π ‖ π_ref) is the budget, (P, Y)."""
 
     def excess(log_strength: float) -> float:
@@ -329,13 +324,13 @@ def at_kl(
     return law(float(np.exp(brentq(excess, *np.log(between), xtol=1e-11))))
 
 
-def _tabular(case: Enumerable, loss: Callable[[torch.Tensor, int], torch.Tensor]) -> Array:
+def _tabular(case: Enumerable, loss: Callable[[torch.Tensor, int], torch.Tensor]) -> np.ndarray:
     """Return log π of the policy with the least loss of h = log π/π_ref, prompt by prompt, (P, Y)."""
     laws = []
     for p, logprobs in enumerate(case.log_reference):
         reference = torch.tensor(logprobs)
 
-        def value(theta: Array, p: int = p, reference: torch.Tensor = reference) -> tuple[float, Array]:
+        def value(theta: np.ndarray, p: int = p, reference: torch.Tensor = reference) -> tuple[float, np.ndarray]:
             logits = torch.tensor(theta, requires_grad=True)
             found = loss((reference + logits).log_softmax(0) - reference, p)
             found.backward()
@@ -348,25 +343,25 @@ def _tabular(case: Enumerable, loss: Callable[[torch.Tensor, int], torch.Tensor]
     return np.stack(laws)
 
 
-def _normalised(logits: Array) -> Array:
+def _normalised(logits: np.ndarray) -> np.ndarray:
     return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
 # Comparing laws
 
 
-def kl(log_p_PY: Array, log_q_PY: Array) -> float:
+def kl(log_p_PY: np.ndarray, log_q_PY: np.ndarray) -> float:
     """Return KL(p ‖ q), the mean over prompts, in nats."""
     return float((np.exp(log_p_PY) * (log_p_PY - log_q_PY)).sum(1).mean())
 
 
-def win_rate(case: Enumerable, log_policy_PY: Array, procedure: Distortion) -> float:
+def win_rate(case: Enumerable, log_policy_PY: np.ndarray, procedure: Any) -> float:
     """Return the exact win rate against the reference, both served by ``procedure``, the mean over prompts."""
     policies = np.exp(_normalised(log_policy_PY))
     return float(np.mean([model.win_rate(row, procedure) for model, row in zip(case.finite(), policies, strict=True)]))
 
 
-def row(case: Enumerable, log_policy_PY: Array) -> tuple[float, float, float]:
+def row(case: Enumerable, log_policy_PY: np.ndarray) -> tuple[float, float, float]:
     """Return KL(π ‖ π_ref), Best-of-4 and Worst-of-4 win rate."""
     served = (win_rate(case, log_policy_PY, procedure) for procedure in (BestOfN(4), WorstOfN(4)))
     return (kl(log_policy_PY, case.log_reference), *served)  # type: ignore[return-value]
@@ -376,13 +371,13 @@ def quiet(done: int, total: int, note: str) -> None:
     """Report to nobody."""
 
 
-def job_in(folder: Path, on_progress: OnProgress = quiet, seed: int = 0) -> Job:
+def job_in(folder: Path, on_progress: Callable[[int, int, str], None] = quiet, seed: int = 0) -> Job:
     """Return a training on the CPU with its checkpoints and its policy in ``folder``."""
     return Job(folder / "checkpoints", folder / "policy", seed, "cpu", [], on_progress)
 
 
 def print_table(
-    methods: Mapping[str, Any], trained: Callable[[Enumerable, Any, Path], Array], names: Sequence[str]
+    methods: Mapping[str, Any], trained: Callable[[Enumerable, Any, Path], np.ndarray], names: Sequence[str]
 ) -> None:
     """Train the methods that are named, or all, and print where each lands beside its own optimum."""
     torch.set_num_threads(1)

@@ -5,29 +5,26 @@ that under the reference, so that everything follows from one log q, which must 
 number misses none of them: `FiniteModel.optimum`, an iteration at a KL budget, is checked against the best.
 """
 
+from typing import Any
+
 import numpy as np
 from finite_model import FiniteModel
-
-from infalign.method.calibration import Array
-from infalign.method.procedures import RankProcedure
 
 STARTS = 256  # points of each kind in the scan
 SECTIONS = 64  # parts into which a bracket is cut
 ULP = 2.0 * float(np.finfo(float).eps)
 
 
-def best_law(model: FiniteModel, procedure: RankProcedure, beta: float, base: RankProcedure | None = None) -> Array:
+def best_law(model: FiniteModel, procedure: Any, beta: float, base: Any = None) -> np.ndarray:
     """Return log π of the policy that maximizes W − ``beta``·KL, (Y,)."""
 
-    def objective(law: Array) -> float:
+    def objective(law: np.ndarray) -> float:
         return model.win_rate(np.exp(law), procedure, base) - beta * model.kl(np.exp(law))
 
     return max(stationary_laws(model, procedure, beta, base), key=objective)
 
 
-def stationary_laws(
-    model: FiniteModel, procedure: RankProcedure, beta: float, base: RankProcedure | None = None
-) -> Array:
+def stationary_laws(model: FiniteModel, procedure: Any, beta: float, base: Any = None) -> np.ndarray:
     """Return log π of all stationary points, (points, Y).
 
     At log q_1 = 0 all q ≥ 1; at minus the largest rise all q ≤ 1. Where h′ is larger at 0 than at 1 the recursion goes
@@ -60,7 +57,9 @@ def stationary_laws(
     return np.log(model.reference) + log_q[:, model.group]
 
 
-def _shoot(start: Array, mass: Array, procedure: RankProcedure, rises: Array, down: bool) -> tuple[Array, Array]:
+def _shoot(
+    start: np.ndarray, mass: np.ndarray, procedure: Any, rises: np.ndarray, down: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Return log q_g, shape (G, *start.shape), and the whole mass, of the recursion from log q_1 or q_G."""
     order = slice(None, None, -1) if down else slice(None)
     first, *others = mass[order]

@@ -5,15 +5,14 @@ V at its KL has log π/π_ref = R/β − log Z, R(y) = ∂V/∂π(y). pass@k nee
 win rate of Best-of-k is (1 + pass@k − the reference's)/2, so `FiniteModel` with rewards 0 and 1 has its optimum.
 """
 
+from typing import Any
+
 import numpy as np
 from finite_model import FiniteOptimum, best_at_kl, checked_responses
 from numpy.typing import ArrayLike
 
-from infalign.method.calibration import Array
-from infalign.method.procedures.majority import MajorityVote
 
-
-def vote_gradient(policy: Array, worth: Array, procedure: MajorityVote) -> Array:
+def vote_gradient(policy: np.ndarray, worth: np.ndarray, procedure: Any) -> np.ndarray:
     """Return R(y) = ∂V/∂π(y), (Y,)."""
     n = (
         procedure.n
@@ -23,7 +22,7 @@ def vote_gradient(policy: Array, worth: Array, procedure: MajorityVote) -> Array
     return np.asarray((circle.conj() @ around).real * 2 * n / (n + 1))
 
 
-def optimal_answers(reference: ArrayLike, worth: ArrayLike, procedure: MajorityVote, *, kl: float) -> FiniteOptimum:
+def optimal_answers(reference: ArrayLike, worth: ArrayLike, procedure: Any, *, kl: float) -> FiniteOptimum:
     """Return the policy over answers with the largest V at ``kl`` nats that is found from a tilt to each answer.
 
     Each answer has a probability under the ``reference`` and is worth something, for example 1 if it is right. Raises

@@ -8,28 +8,28 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import enumerable
+import numpy as np
 import torch
 from enumerable import Enumerable, at_kl, tilted_by, token_tilted, transformed
 from scipy.stats import qmc
 
-from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, WorstOfN
-from infalign.method.transforms import Exponential, Identity, Log, Transformation
+from infalign import BestOfN, Exponential, WorstOfN, parse_transform
 
 BUDGETS = 0.5, 1.0, 2.0  # nats, the mean over prompts
 GROUP = 8
 OTHERS = qmc.Sobol(GROUP - 1, rng=0).random_base2(12)  # with others the win rates differ by some 10⁻⁴
-Law = Callable[[Enumerable, float], Array]  # of a case and a budget
+Law = Callable[[Enumerable, float], np.ndarray]  # of a case and a budget
 
 
-def tilt(values: Callable[[Enumerable], Array]) -> Law:
+def tilt(values: Callable[[Enumerable], np.ndarray]) -> Law:
     """Return the tilt of the reference by values, with β for the budget."""
     return lambda case, budget: at_kl(case, partial(tilted_by, case, values(case)), budget)
 
 
-def calibrated(transform: Transformation) -> Law:
+def calibrated(transform: Any) -> Law:
     """Return what CTRL learns: the tilt by Φ(C)."""
     return tilt(partial(transformed, transform=transform))
 
@@ -39,12 +39,12 @@ def optimum(procedure: BestOfN | WorstOfN) -> Law:
     return lambda case, budget: at_kl(case, partial(enumerable.optimum, case, procedure), budget)
 
 
-def grpo(transform: Transformation) -> Law:
+def grpo(transform: Any) -> Law:
     """Return what GRPO learns without group std, and with its KL's bias corrected; the mean with self only scales β."""
     return lambda case, budget: at_kl(case, partial(token_tilted, case, transformed(case, transform)), budget)
 
 
-def shipped(transform: Transformation, others: Array = OTHERS) -> Law:
+def shipped(transform: Any, others: np.ndarray = OTHERS) -> Law:
     """Return what GRPO learns as TRL ships it, but for β > 0."""
     return lambda case, budget: enumerable.group_normalised(case, transformed(case, transform), budget, others)[0]
 
@@ -54,8 +54,8 @@ METHODS: dict[str, Law] = {
     **{f"maxk {name}": law for name, law in OPTIMA.items()},
     "exp:10": calibrated(Exponential(10.0)),
     "exp:-10": calibrated(Exponential(-10.0)),
-    "identity, ipo": calibrated(Identity()),
-    "log": calibrated(Log()),
+    "identity, ipo": calibrated(parse_transform("identity")),
+    "log": calibrated(parse_transform("log")),
     "bon-sft": lambda case, budget: at_kl(case, partial(enumerable.best_of_n, case), budget, between=(1.0, 200.0)),
     "bonbon n=4": lambda case, budget: at_kl(
         case, lambda margin: enumerable.best_worst_optimum(case, 4, margin=margin), budget, between=(1.0, 60.0)

@@ -9,23 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import enumerable
 import numpy as np
 from enumerable import Enumerable
 
-from infalign.method.calibration import Array
-from infalign.method.laws import Law, best_of
-from infalign.method.transforms import Exponential, Identity
+from infalign import Exponential, Law, best_of, law_at_kl, parse_transform, tilted
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit
-from infalign.theory.aims import tilted
-from infalign.theory.law import law_at_kl
-from infalign.training.objectives import Objective
 from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
-from infalign.training.solvers.pairs import bonbon, ipo
-from infalign.training.solvers.qrpo import qrpo, squared
-from infalign.training.solvers.resample import weighted_likelihood
+from infalign.training.solvers import read_solver
 
 TAU = 0.3
 EXP10 = Exponential(10)
@@ -35,12 +29,12 @@ K = 512
 
 @dataclass(frozen=True)
 class Method:
-    """What a solver learns of which law, how it is trained, its population optimum and how near it gets, in nats."""
+    """A solver and the law that it learns, how it is trained, its population optimum and how near it gets, in nats."""
 
-    objective: Objective
-    law: Callable[[Array], Law]  # of rewards (P, K)
+    solver: dict[str, Any]  # as in a recipe
+    law: Callable[[np.ndarray], Law]  # of rewards (P, K)
     fit: Fit
-    optimum: Callable[[Enumerable], Array]
+    optimum: Callable[[Enumerable], np.ndarray]
     within: float = 0.01
     guided: bool = False  # a guide beside the reference is trained, not the reference itself
 
@@ -50,12 +44,12 @@ def fit(epochs: float, batch_size: int) -> Fit:
     return Fit(epochs=epochs, batch_size=batch_size, learning_rate=3e-3)
 
 
-def identity(case: Enumerable) -> Array:
+def identity(case: Enumerable) -> np.ndarray:
     """Return the population optimum of the identity."""
-    return enumerable.tilted(case, Identity(), TAU)
+    return enumerable.tilted(case, parse_transform("identity"), TAU)
 
 
-def steep(case: Enumerable) -> Array:
+def steep(case: Enumerable) -> np.ndarray:
     """Return the population optimum of exp:10."""
     return enumerable.tilted(case, EXP10, BETA10)
 
@@ -63,25 +57,28 @@ def steep(case: Enumerable) -> Array:
 by_rank = partial(tilted, shaping="identity", beta=TAU)
 by_exp10 = partial(tilted, shaping=EXP10, beta=BETA10 / EXP10.scale)
 best_of_4 = partial(best_of, n=4)
+QRPO = {"solver": "qrpo", "transform": "exp:10", "beta": 1.0}  # the law says what is learned
+BEST, BEST_AND_WORST = (partial(law, n=4) for law in (enumerable.best_of_n, enumerable.best_worst_optimum))
 METHODS = {
-    "qrpo": Method(qrpo(), by_rank, fit(6, 256), identity),
-    "qrpo squared": Method(qrpo(squared), by_rank, fit(6, 256), identity),
-    "qrpo guided": Method(qrpo(), by_rank, fit(6, 256), identity, guided=True),
-    "ipo": Method(ipo(TAU), by_rank, fit(10, 128), identity),
-    "qrpo exp:10": Method(qrpo(), by_exp10, fit(12, 256), steep),
-    "qrpo squared exp:10": Method(qrpo(squared), by_exp10, fit(12, 256), steep),
-    "resample exp:10": Method(weighted_likelihood(), by_exp10, fit(12, 256), steep),
-    "bon-sft n=4": Method(weighted_likelihood(), best_of_4, fit(16, 256), lambda case: enumerable.best_of_n(case, 4)),
-    "bonbon n=4": Method(bonbon(4), best_of_4, fit(40, 256), lambda case: enumerable.best_worst_optimum(case, 4)),
+    "qrpo": Method(QRPO, by_rank, fit(6, 256), identity),
+    "qrpo squared": Method(QRPO | {"loss": "squared"}, by_rank, fit(6, 256), identity),
+    "qrpo guided": Method(QRPO, by_rank, fit(6, 256), identity, guided=True),
+    "ipo": Method({"solver": "ipo", "beta": TAU}, by_rank, fit(10, 128), identity),
+    "qrpo exp:10": Method(QRPO, by_exp10, fit(12, 256), steep),
+    "qrpo squared exp:10": Method(QRPO | {"loss": "squared"}, by_exp10, fit(12, 256), steep),
+    "resample exp:10": Method(QRPO | {"solver": "resample"}, by_exp10, fit(12, 256), steep),
+    "bon-sft n=4": Method({"solver": "bon-sft", "n": 4}, best_of_4, fit(16, 256), BEST),
+    "bonbon n=4": Method({"solver": "bonbon", "n": 4}, best_of_4, fit(40, 256), BEST_AND_WORST),
 }
 
 
-def trained(case: Enumerable, method: Method, folder: Path) -> Array:
+def trained(case: Enumerable, method: Method, folder: Path) -> np.ndarray:
     """Train from the reference and return the exact law of the policy that is saved."""
     model, tokenizer = load_policy(case.folder)
     model = add_network_guide(str(case.folder), model, tokenizer) if method.guided else model
-    loss, rollouts = RolloutRegression(method.objective), case.rollouts(K)
+    rollouts = case.rollouts(K)
     law = method.law(np.array([row["reward"] for row in rollouts]).reshape(-1, K))
+    loss = RolloutRegression(read_solver(**method.solver).objective(law))
     fit_to_rollouts(loss, model, rollouts, law, method.fit, enumerable.job_in(folder)).save(tokenizer)
     return case.laws(load_policy(folder / "policy")[0])
 

@@ -15,18 +15,11 @@ import enumerable
 import numpy as np
 from enumerable import Enumerable
 
-from infalign.method.calibration import Array
-from infalign.method.laws import Law
-from infalign.method.procedures import BestOfN, Served, WorstOfN
-from infalign.method.shapings import Ranked, Raw, Shaping
-from infalign.method.transforms import Exponential
+from infalign import BestOfN, Exponential, Law, WorstOfN, law_at_kl, tilted
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit
-from infalign.theory.law import law_at_kl
-from infalign.training.objectives import Ascent
 from infalign.training.on_policy_trainer import Problem, fit_on_policy
 from infalign.training.solvers import bond, read_solver
-from infalign.training.solvers.on_policy import OnPolicy
 
 EXP10 = Exponential(10)
 BETA10 = law_at_kl(EXP10, kl=1.0).beta
@@ -63,14 +56,14 @@ class Method:
     ``optimum`` is the population optimum or, for GRPO, where it rests; ``within`` is in nats.
     """
 
-    solver: OnPolicy
+    solver: Any  # its settings, as a recipe has them
     law: Law | None
-    optimum: Callable[[Enumerable], Array]
+    optimum: Callable[[Enumerable], np.ndarray]
     procedure: BestOfN | WorstOfN = BEST
     within: float = 0.01
 
     @property
-    def ascent(self) -> Ascent:
+    def ascent(self) -> Any:
         """How it climbs."""
         return self.solver.ascent(self.law, self.procedure)
 
@@ -85,7 +78,7 @@ class Bond(bond.Settings):
 
     anchor_rate: float = 0.0
 
-    def ascent(self, law: Law | None, procedure: Served) -> Ascent:
+    def ascent(self, law: Law | None, procedure: Any) -> Any:
         """Return that of bond, with this anchor."""
         ascent = super().ascent(law, procedure)
         return replace(ascent, trl_options={**ascent.trl_options, "ref_model_mixup_alpha": self.anchor_rate})
@@ -96,19 +89,17 @@ def fit(epochs: float) -> Fit:
     return Fit(epochs=epochs, batch_size=256, learning_rate=3e-3)
 
 
-def law(shaping: Shaping, beta: float) -> Law:
-    """Return a law of no rollouts, which on-policy solvers do not look at."""
-    return Law(*np.empty((2, 0, 0)), shaping, beta, 1.0, "ranks")
+def law(shaping: str, beta: float) -> Law:
+    """Return a law of two rollouts, at which on-policy solvers do not look, but at its shaping and β."""
+    return tilted([[0.0, 1.0]], shaping, beta=beta)
 
 
-def solver(name: str, epochs: float, **settings: Any) -> OnPolicy:
+def solver(name: str, epochs: float) -> Any:
     """Return a solver on exp:10; its own β is not looked at, but the method's."""
-    found = read_solver(solver=name, transform="exp:10", beta=1.0, fit=fit(epochs), **settings)
-    assert isinstance(found, OnPolicy)
-    return found
+    return read_solver(solver=name, transform="exp:10", beta=1.0, fit=fit(epochs))
 
 
-def tilted(case: Enumerable) -> Array:
+def steep(case: Enumerable) -> np.ndarray:
     """Return its optimum."""
     return enumerable.tilted(case, EXP10, BETA10)
 
@@ -116,14 +107,13 @@ def tilted(case: Enumerable) -> Array:
 def maxk(procedure: BestOfN | WorstOfN) -> Method:
     """Return maxk at a KL weight of 0.2, which goes with the win rate itself."""
     climber = read_solver(solver="maxk", beta=1.0, fit=fit(160))
-    assert isinstance(climber, OnPolicy)
-    return Method(climber, law(Raw(), 0.2), lambda case: enumerable.optimum(case, procedure, 0.2), procedure)
+    return Method(climber, law("raw", 0.2), lambda case: enumerable.optimum(case, procedure, 0.2), procedure)
 
 
-STEEP = law(Ranked(EXP10), BETA10 / EXP10.scale)
+STEEP = law("exp:10", BETA10 / EXP10.scale)
 METHODS = {
-    "rloo exp:10": Method(solver("rloo", 80), STEEP, tilted),
-    "ppo exp:10": Method(solver("ppo", 240), STEEP, tilted),
+    "rloo exp:10": Method(solver("rloo", 80), STEEP, steep),
+    "ppo exp:10": Method(solver("ppo", 240), STEEP, steep),
     "maxk best-of-4": maxk(BEST),
     "maxk worst-of-4": maxk(WORST),
     "bond, one step": Method(
@@ -140,7 +130,7 @@ METHODS = {
 }
 
 
-def trained(case: Enumerable, method: Method, folder: Path) -> Array:
+def trained(case: Enumerable, method: Method, folder: Path) -> np.ndarray:
     """Train from the reference and return the exact law of the policy that is saved."""
     fit_on_policy(problem(case), method.ascent, method.solver.fit, enumerable.job_in(folder))
     return case.laws(load_policy(folder / "policy")[0])

@@ -1,4 +1,7 @@
+from infalign.core.errors import ConfigError as ConfigError
+from infalign.core.errors import DataError as DataError
 from infalign.evaluation.group_signal import groups_with_signal as groups_with_signal
+from infalign.evaluation.intervals import estimate as estimate
 from infalign.evaluation.measures import measure as measure
 from infalign.evaluation.measures import paired_differences as paired_differences
 from infalign.evaluation.measures import pass_at_k as pass_at_k
@@ -12,6 +15,7 @@ from infalign.method.laws import Law as Law
 from infalign.method.laws import best_of as best_of
 from infalign.method.optimum import optimum as optimum
 from infalign.method.procedures import BestOfN as BestOfN
+from infalign.method.procedures import Draws as Draws
 from infalign.method.procedures import Mixture as Mixture
 from infalign.method.procedures import OrderStatistics as OrderStatistics
 from infalign.method.procedures import RewindAndRepeat as RewindAndRepeat
@@ -22,6 +26,7 @@ from infalign.method.transforms import Exponential as Exponential
 from infalign.method.transforms import Function as Function
 from infalign.method.transforms import Tabulated as Tabulated
 from infalign.method.transforms import parse_transform as parse_transform
+from infalign.models.policy import Policy as Policy
 from infalign.policies.evaluate import evaluate as evaluate
 from infalign.policies.score import calibrate_prompts as calibrate_prompts
 from infalign.policies.score import score as score

@@ -98,7 +98,7 @@ def test_a_lead_is_that_of_a_report(finished: Finished) -> None:
         at = at_one_kl(evaluated, compared.policies)
         for judge, claim in zip(("reward", "judge"), of_figure(finished, 4)[0], strict=False):
             served = {name: evaluated.wins(name, [own.procedure])[judge]["best-of-2"] for name in compared.policies}
-            ours, theirs = at.win_rates(served, own.procedure).values()
+            ours, theirs = at.matched(served, own.procedure).values()
             assert claim["by_seed"][place] == pytest.approx(float((ours.values - theirs.values).mean()))
 
 

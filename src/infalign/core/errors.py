@@ -10,13 +10,23 @@ class InfalignError(Exception):
 
 
 class ConfigError(InfalignError):
-    """The recipe, an option or a model folder asks for something that cannot be done."""
+    """The recipe, an option or a model folder asks for something that cannot be done.
+
+    >>> parse_procedure("best-of-0")
+    Traceback (most recent call last):
+    infalign.core.errors.ConfigError: N must be a whole number of samples from 1 to 100,000, found N = 0
+    """
 
     exit_code = 2
 
 
 class DataError(InfalignError):
-    """The data is invalid; the message names the file and line, the prompt or the reward."""
+    """The data is invalid; the message names the file and line, the prompt or the reward.
+
+    >>> estimate([0.5])
+    Traceback (most recent call last):
+    infalign.core.errors.DataError: an interval needs at least 2 prompts, found 1
+    """
 
     exit_code = 3
 

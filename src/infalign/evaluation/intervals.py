@@ -18,9 +18,7 @@ RESAMPLED_CONFIDENCE = 0.999  # above this, so few resamples have no quantiles
 DIGITS = 12  # of a share: what is nearer to an end, or to another share, is rounding
 NEAR_END, FEW_PROMPTS = 0.1, 8.0  # near to an end and decided by so few prompts, a mean has no bootstrap
 WEIGHTED_MEANS = 10_000  # means under random weights there
-LEAST_SPREAD = (
-    0.3  # of a resample, relative: with few of those values that differ it is too small; a tenth says nothing
-)
+LEAST_SPREAD = 0.3  # of a resample, relative: smaller ones have too few of those values that differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +119,16 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
 
     It is the hull of three: the bias-corrected and accelerated bootstrap (BCa) of a mean, bias and acceleration taken
     from the skewness and the normal quantiles replaced by Student's; the studentized bootstrap, as much wider; and
-    Student's interval. Each fails for some laws from 20 prompts: of 95 % intervals BCa covers 90 % for log-normal
-    values and Student's t with 3 degrees, Student's 87 % for log-normal ones; the hull covers 93 % or
-    more (`benchmarks/interval_coverage.py`), and is 5 to 20 % wider than BCa for win rates. Above 10,000 prompts
-    BCa's expansion replaces the bootstraps; above a confidence of 0.999 the interval of 0.999 grows as Student's does.
+    Student's interval. Each fails for some laws from 20 prompts; of 95 % intervals the hull covers 93 % or more
+    (`benchmarks/interval_coverage.py`). Above 10,000 prompts BCa's expansion replaces the bootstraps; above a
+    confidence of 0.999 the interval of 0.999 grows as Student's does.
 
     Where all values are equal the interval has no width, which says nothing about other prompts. Raises DataError for
     fewer than two prompts, which give no interval, and for a value that is not finite; ConfigError unless
     0 < confidence < 1.
+
+    >>> estimate([0.25, 0.5, 0.5, 0.75]).mean
+    0.5
     """
     values = as_rewards(values_P, "values")
     if values.size < 2:

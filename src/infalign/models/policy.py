@@ -16,7 +16,10 @@ AnyModel = Any
 
 
 class Policy(NamedTuple):
-    """A causal language model in memory, in evaluation mode, with the tokenizer that renders its prompts."""
+    """A causal language model in memory, in evaluation mode, with the tokenizer that renders its prompts.
+
+    >>> model, tokenizer = Policy.of(MODEL)  # also the folder of a policy with a guide, which only infalign loads
+    """
 
     model: Any
     tokenizer: Any

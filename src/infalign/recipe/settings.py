@@ -43,8 +43,7 @@ class Recipe(Settings):
     evaluate: Evaluate = Evaluate()
     compute: Compute = Compute()
     allow_worthless: bool = Field(
-        False,
-        description=("continue if no prompt's rollouts differ in reward, or a policy equals the reference"),
+        False, description=("continue if no prompt's rollouts differ in reward, or a policy equals the reference")
     )
     report_to: list[Literal["tensorboard", "trackio", "wandb", "mlflow"]] = Field(
         ["tensorboard"], description="where training metrics go besides the console and metrics.jsonl"

@@ -35,12 +35,7 @@ SCHEMA = pa.schema(COLUMNS)
 
 
 def draw(
-    engine: Engine | ConcurrentEngine,
-    prompts: Sequence[Prompt],
-    k: int,
-    directory: Path,
-    *,
-    on_progress: OnProgress,
+    engine: Engine | ConcurrentEngine, prompts: Sequence[Prompt], k: int, directory: Path, *, on_progress: OnProgress
 ) -> None:
     """Draw rollouts 0 … k-1 of each prompt into ``directory``/part-00000.parquet, part-00001.parquet, …
 

@@ -14,15 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from infalign.core.errors import ConfigError
-from infalign.core.http import (
-    RETRY_SECONDS,
-    Post,
-    Server,
-    api_key,
-    checked_url,
-    checked_variable,
-    quote_answer,
-)
+from infalign.core.http import RETRY_SECONDS, Post, Server, api_key, checked_url, checked_variable, quote_answer
 from infalign.core.settings import Count
 from infalign.models.pretrained import config_of, generation_of
 from infalign.models.settings import Compute

@@ -33,8 +33,7 @@ class Rollout(Drawing):
     """K responses for each training prompt, drawn from the reference policy at temperature 1 without truncation."""
 
     prompts: Annotated[int, Field(ge=4)] = Field(
-        256,
-        description=f"maximum number of training prompts with rollouts; `auto`: {MOST_PROMPTS:,}, within minutes",
+        256, description=f"maximum number of training prompts with rollouts; `auto`: {MOST_PROMPTS:,}, within minutes"
     )
     minutes: Positive | None = Field(
         None,

@@ -27,15 +27,7 @@ from infalign.report.findings import fewer_prompts
 from infalign.steps.checks import check_setup
 from infalign.steps.data import check_prompts, training_example
 from infalign.steps.run import Run
-from infalign.steps.time_estimate import (
-    Counts,
-    Sampled,
-    UnknownSizeError,
-    count,
-    has_gpu,
-    job_speed,
-    read_sample,
-)
+from infalign.steps.time_estimate import Counts, Sampled, UnknownSizeError, count, has_gpu, job_speed, read_sample
 from infalign.steps.train import coarse_ranks
 from infalign.steps.whole_run import units
 

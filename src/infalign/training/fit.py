@@ -47,7 +47,7 @@ def fit(
 ) -> Policy:
     """Fit a policy to stored rollouts of ``model``, its reference, so that it follows ``law``; nothing is generated.
 
-    ``solver`` and ``settings`` are those of a recipe's policies, such as ``loss`` or ``guide={"lora": {}}``, and of its
+    ``solver`` and ``settings`` are those of a recipe's policies, such as ``loss`` or ``guide={}``, and of its
     ``fit``, such as ``epochs``, ``learning_rate`` or ``lora={"rank": 8}``, with the same defaults. The policy is in
     memory, and with a ``folder``, new or empty, saved there. Prompts whose rewards are NaN are left out. A tenth of the
     prompts is held out: on these the strength is chosen that gains most when the law's procedure serves it, up to the

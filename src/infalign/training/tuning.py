@@ -56,10 +56,10 @@ def fit_and_tune(
 
 def usual_rate(model: PreTrainedModel, fit: Fit) -> float:
     """Return the learning rate from which others are tried: an adapter's, or by the number of trained weights."""
-    trained = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
-    if fit.lora is not None or any(".lora_" in name for name in trained):
+    if fit.lora is not None:
         return ADAPTER_RATE
-    return NEW_WEIGHTS_RATE if sum(trained.values()) <= SMALL else PRETRAINED_RATE
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    return NEW_WEIGHTS_RATE if trained <= SMALL else PRETRAINED_RATE
 
 
 def trial_loss(

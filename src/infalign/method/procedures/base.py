@@ -17,7 +17,11 @@ MAX_N = 100_000  # draws; a quadrature would not see what more of them serve, th
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Asks for further draws of the policy; the answer is their rewards."""
+    """Asks for further draws of the policy; the answer is their rewards.
+
+    >>> next(BestOfN(2).serving(np.random.default_rng(0)))
+    Draws(number=2)
+    """
 
     number: int
 
