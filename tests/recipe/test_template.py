@@ -126,8 +126,9 @@ def questions(project: Path) -> Path:
     Path("questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     Path("my_checker.py").write_text(
         "def check(responses, answer):\n    return [len(r) % 2 == int(a) % 3 for r, a in zip(responses, answer)]\n"
-        "def graded(responses):\n    assert len(responses) == 6\n    return [0.01 for said in responses]\n"
+        "def graded(responses):\n    assert len(responses) == 40\n    return [0.01 for said in responses]\n"
         "def other(responses, solution):\n    return [1.0 for said in responses]\n"
+        "def same(responses):\n    return [False for said in responses]\n"
     )
     return project
 
@@ -167,12 +168,13 @@ def test_a_graded_reward_has_no_pass_at_k(main: Any, questions: Path) -> None:
         ("my_checker.py", "--reward my_checker.py names no function; add :function, such as my_checker.py:check"),
         ("my_checker.py:chek", "my_checker.py has no function chek"),
         ("my_checker.py:other", "needs the column solution, which is missing in every row; there are answer"),
+        ("my_checker.py:same", "same gives 0 to the answers of the first 20 rows and to `?` alike; make it tell"),
     ],
 )
-def test_a_checker_that_cannot_be_called_is_named_before_anything_is_sampled(
+def test_a_checker_that_cannot_be_used_is_named_before_anything_is_sampled(
     main: Any, questions: Path, reward: str, said: str
 ) -> None:
-    """A file without a function, a function that is not there, and a column that no row has; nothing is written."""
+    """A file without a function, one that is not there, a column that no row has, one verdict; nothing is written."""
     code, out, err = main("init", "--data", "questions.jsonl", "--reward", reward)
     assert (code in (2, 3), out, err.count("\n")) == (True, "", 1)
     assert said in err

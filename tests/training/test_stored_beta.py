@@ -81,15 +81,15 @@ def test_a_given_n_spends_less_on_rewards_that_tie() -> None:
     assert aim.law(CHECKED).kl < np.log(4) - 0.75
 
 
-def test_a_prompt_without_a_success_is_trained_on() -> None:
-    """By the optimum its failures have the target log((1 − q)/(1 − p̃)), p̃ = ½/(K + 1); others sum to 1 by p̃ and q."""
+def test_targets_of_the_optimum_leave_no_mass_to_what_was_not_drawn() -> None:
+    """Right rollouts are 8(1 − q)⁷/β ahead, with q at the rate (c + ½)/(K + 1); without one of both all stay."""
     law = optimum(CHECKED, BestOfN(8), kl=0.2)
     for c, log_ratios_K in zip(COUNTS, law.log_ratios_PK, strict=True):
-        targets_K = regression_targets(log_ratios_K, normalized=False)
-        p = (c + 0.5) / (K + 1)
-        q = expit(brentq(lambda x, p=p: x - logit(p) - 8 * expit(-x) ** 7 / law.beta, -9, 99, xtol=1e-13))
-        expected = np.where(CHECKED[0] * 0 + np.arange(K) >= K - c, np.log(q / p), np.log((1 - q) / (1 - p)))
-        assert targets_K == pytest.approx(np.maximum(expected, -np.log(K)), abs=1e-9)
+        targets_K, p = regression_targets(log_ratios_K), (c + 0.5) / (K + 1)
+        logit_q = brentq(lambda x, p=p: x - logit(p) - 8 * expit(-x) ** 7 / law.beta, -9, 99, xtol=1e-13)
+        assert np.exp(targets_K).sum() == pytest.approx(K, rel=1e-12)
+        ahead = logit_q - logit(p) if 0 < c < K else 0.0
+        assert targets_K.max() - targets_K.min() == pytest.approx(ahead, abs=1e-9)
 
 
 def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: pytest.MonkeyPatch) -> None:

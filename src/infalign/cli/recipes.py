@@ -54,7 +54,7 @@ Examples:
 
 The recipe has the transformation that `infalign choose` recommends, or for a
 checker the optimum and pass@k, learning rates that suit the model, and ordinary
-RLHF for comparison. A reward function is tried on three rows, and the recipe
+RLHF for comparison. A reward function is tried on twenty rows, and the recipe
 checked, before it is written; no file is overwritten.
 """
 

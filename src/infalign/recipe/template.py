@@ -32,6 +32,7 @@ from infalign.theory.choose import best_named
 
 FOLDER = Path(__file__).parent / "first"
 LOOKED_AT = 1000  # rows of a file
+TRIED = 20  # of them are scored by a function
 
 
 def write_first_recipe(
@@ -69,7 +70,7 @@ def write_first_recipe(
     if reward is not None:
         recipe["reward"].clear()
         recipe["reward"] |= (given := _given_reward(reward, path))
-        checked = "function" in given and _is_checker(reward, examples[:3]) and not has_pairs
+        checked = "function" in given and _is_checker(reward, examples[:TRIED]) and not has_pairs
     elif not has_pairs:
         raise ConfigError(f"{data} has no preference pairs to train a reward on; give --reward")
     elif policy == "scratch":
@@ -109,12 +110,21 @@ def _sources(data: str) -> dict[str, Any]:
 
 
 def _is_checker(function: str, examples: Sequence[Example]) -> bool:
-    """Return whether a function gives rows, asked at once for their own answer and for another, only 0 and 1."""
+    """Return whether a function gives rows, asked at once for their own answer and for another, only 0 and 1.
+
+    Raises ConfigError if it gives all of them 0, or all of them 1.
+    """
     asked = [example for example in examples for _ in range(2)]
     said = [text for e in examples for text in (to_text(e.chosen) or str(e.columns.get("answer")), "?")]
     columns = [str(columns) for columns in to_table(asked)["columns"].to_pylist()]
     rewards = score(function_reward(function), [[*e.prompt] for e in asked], said, columns=columns, name=function)
-    return bool(np.isin(rewards[~np.isnan(rewards)], (0.0, 1.0)).all())
+    values = np.unique(rewards[~np.isnan(rewards)])
+    if values.tolist() in ([0.0], [1.0]):
+        raise ConfigError(
+            f"{function} gives {values[0]:g} to the answers of the first {len(examples)} rows and to `?` alike; make "
+            "it tell right answers from wrong ones"
+        )
+    return bool(np.isin(values, (0.0, 1.0)).all())
 
 
 def _fit_context(recipe: Any, policy: str) -> None:

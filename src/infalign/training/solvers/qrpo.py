@@ -42,19 +42,18 @@ def logistic(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 DIVERGENCES: dict[str, Divergence] = {"squared": squared, "logistic": logistic}
 
 
-def qrpo(divergence: Divergence = logistic, *, normalized: bool = True) -> Objective:
+def qrpo(divergence: Divergence = logistic) -> Objective:
     """Return regression of h on the log-ratios T of the law π_ref·e^T, raised to what K rollouts tell apart from 0.
 
     With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression.
 
     Each loss is a Bregman divergence of T from h: h = T is its minimizer, response by response, whatever responses are
     drawn from. They differ in what a model that cannot reach it gives up (`docs/theory.md`). In each pass a rollout
-    comes (1 + e^T)/2 times on average: half of the rows are as from π_ref, half as from π*. What is ``normalized`` has
-    all its mass on the K rollouts.
+    comes (1 + e^T)/2 times on average: half of the rows are as from π_ref, half as from π*.
     """
 
     def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
-        targets_K = regression_targets(log_ratios_K, normalized=normalized)
+        targets_K = regression_targets(log_ratios_K)
         rows_K = sample_systematically(0.5 + 0.5 * np.exp(targets_K), rng)
         return rows_K[:, None], targets_K[rows_K]
 
@@ -64,14 +63,14 @@ def qrpo(divergence: Divergence = logistic, *, normalized: bool = True) -> Objec
     return Objective(examples, loss)
 
 
-def regression_targets(log_ratios_K: Array, *, normalized: bool = True) -> Array:
-    """Return the log-ratios of a prompt's K rollouts, those below 1/K raised to it, and ``normalized`` again.
+def regression_targets(log_ratios_K: Array) -> Array:
+    """Return the log-ratios of a prompt's K rollouts, those below 1/K raised to it, with all the mass on the K again.
 
     K rollouts cannot distinguish less from 0: −e^{−10u} at a KL of one nat has log-ratios of −1000 for the lowest
-    ranks, and their squares would dominate the loss.
+    ranks, and their squares would dominate the loss. Mass that a law leaves to responses that were not drawn, as the
+    optimum does after few successes, would end on tokens that no rollout has: none of them has a target.
     """
-    targets_K = np.maximum(log_ratios_K, -np.log(log_ratios_K.size))
-    return log_ratios(targets_K[None], 1.0)[0] if normalized else targets_K
+    return log_ratios(np.maximum(log_ratios_K, -np.log(log_ratios_K.size))[None], 1.0)[0]
 
 
 def sample_systematically(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -100,4 +99,4 @@ class Settings(Shaped, Offline):
 
     def objective(self, law: Law) -> Objective:
         """Return its objective."""
-        return qrpo(DIVERGENCES[self.loss], normalized=law.kl_over != "classes")
+        return qrpo(DIVERGENCES[self.loss])
