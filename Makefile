@@ -81,11 +81,12 @@ tutorials: env
 
 # Each adapter inside its trainer's own code, on a CPU, each in an environment of its own: their pins conflict with ours, and
 # with one another. Packages whose pins cannot be met there, or that want CUDA, come without what they ask for, and
-# tests/frameworks/NAME.txt lists what the parts that the tests run import. They need Python 3.12.
-PYTHON312 ?= python3.12
+# tests/frameworks/NAME.txt lists what the parts that the tests run import. verl and AReaL need Python 3.11 or 3.12. SkyRL asks for
+# 3.12, of which it uses nothing: the index may have a CPU build of torch for one of the two only.
 FRAMEWORKS := verl openrlhf skyrl areal tinker verifiers
 WITHOUT_PINS_verl := verl==0.9.1
 WITHOUT_PINS_openrlhf := openrlhf==0.11.2
+WITHOUT_PINS_skyrl := --ignore-requires-python skyrl==0.4.0
 WITHOUT_PINS_areal := areal==1.0.4
 WITHOUT_PINS_tinker := tinker-cookbook==0.6.1
 test-frameworks: env $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
@@ -94,7 +95,7 @@ test-frameworks: env $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
 	.venv-frameworks/verl/bin/python -m pytest -m ray tests/integrations
 
 .venv-frameworks/%/.complete: tests/frameworks/%.txt
-	$(PYTHON312) -m venv .venv-frameworks/$*
+	$(PYTHON) -m venv .venv-frameworks/$*
 	.venv-frameworks/$*/bin/python -m pip install --quiet $(TORCH)
 	.venv-frameworks/$*/bin/python -m pip install --quiet --requirement tests/frameworks/$*.txt
 	$(if $(WITHOUT_PINS_$*),.venv-frameworks/$*/bin/python -m pip install --quiet --no-deps $(WITHOUT_PINS_$*))
