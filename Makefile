@@ -94,11 +94,12 @@ test-frameworks: env $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
 	set -e; for name in $(FRAMEWORKS); do .venv-frameworks/$$name/bin/python -m pytest tests/frameworks/test_$$name.py; done
 	.venv-frameworks/verl/bin/python -m pytest -m ray tests/integrations
 
-.venv-frameworks/%/.complete: tests/frameworks/%.txt
+# uv keeps what the environments share once, and pip takes torch from wherever the machine has it.
+.venv-frameworks/%/.complete: tests/frameworks/%.txt .venv-lock/bin/uv
 	$(PYTHON) -m venv .venv-frameworks/$*
-	.venv-frameworks/$*/bin/python -m pip install --quiet $(TORCH)
-	.venv-frameworks/$*/bin/python -m pip install --quiet --requirement tests/frameworks/$*.txt
-	$(if $(WITHOUT_PINS_$*),.venv-frameworks/$*/bin/python -m pip install --quiet --no-deps $(WITHOUT_PINS_$*))
+	.venv-frameworks/$*/bin/python -m pip install --quiet --no-compile $(TORCH)
+	.venv-lock/bin/uv pip install --quiet --python .venv-frameworks/$*/bin/python --requirement tests/frameworks/$*.txt
+	$(if $(WITHOUT_PINS_$*),.venv-frameworks/$*/bin/python -m pip install --quiet --no-compile --no-deps $(WITHOUT_PINS_$*))
 	touch $@
 
 # Small logs of the tools that `infalign.integrations.logs` reads, made by the real tools, each in an environment of its own
