@@ -82,7 +82,7 @@ tutorials: env
 # Each adapter inside its trainer's own code, on a CPU, each in an environment of its own: their pins conflict with ours, and
 # with one another. Packages whose pins cannot be met there, or that want CUDA, come without what they ask for, and
 # tests/frameworks/NAME.txt lists what the parts that the tests run import. verl and AReaL need Python 3.11 or 3.12. SkyRL asks for
-# 3.12, of which it uses nothing: the index may have a CPU build of torch for one of the two only.
+# 3.12: with 3.11 its test replaces one class of the standard library.
 FRAMEWORKS := verl openrlhf skyrl areal tinker verifiers
 WITHOUT_PINS_verl := verl==0.9.1
 WITHOUT_PINS_openrlhf := openrlhf==0.11.2

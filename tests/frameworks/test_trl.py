@@ -143,6 +143,28 @@ def test_what_changes_the_objective_is_refused(
         trained(kind, [long], objective, **options)
 
 
+def test_the_class_for_trls_paper_index_has_our_advantages(trained: Any) -> None:
+    """As its page says, of which it needs nothing of ours."""
+    page = Path(__file__).parents[2] / "integrations" / "upstream" / "trl" / "paper_index.md"
+    known: dict[str, Any] = {}
+    exec(page.read_text(encoding="utf-8").split("```")[1].removeprefix("python"), known)
+
+    class Sent(known["PassAtKTrainer"]):
+        k = 4
+
+        def __init__(self, *given: Any, objective: str, **settings: Any) -> None:
+            super().__init__(*given, **settings)
+
+        def _calculate_rewards(self, *given: Any) -> Any:
+            self._reward_BF = super()._calculate_rewards(*given)
+            return self._reward_BF
+
+    _, seen = trained(Sent, [long, vowels], "pass@4", reward_weights=[0.25, 2.0], loss_type="dr_grpo")
+    for rewards, output in seen:
+        expected = right(rewards, [0.25, 2.0], "pass@4")
+        assert output["advantages"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
 def test_another_version_than_the_tested_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are in the warning; the installed one has none."""
     estimators.check_version("trl")
