@@ -83,15 +83,15 @@ tutorials: env
 # with one another. Packages whose pins cannot be met there, or that want CUDA, come without what they ask for, and
 # tests/frameworks/NAME.txt lists what the parts that the tests run import. verl and AReaL need Python 3.11 or 3.12. SkyRL asks for
 # 3.12: with 3.11 its test replaces one class of the standard library.
-FRAMEWORKS := verl openrlhf skyrl areal tinker verifiers
+FRAMEWORKS := trl verl openrlhf skyrl areal tinker verifiers
 WITHOUT_PINS_verl := verl==0.9.1
 WITHOUT_PINS_openrlhf := openrlhf==0.11.2
 WITHOUT_PINS_skyrl := --ignore-requires-python skyrl==0.4.0
 WITHOUT_PINS_areal := areal==1.0.4
 WITHOUT_PINS_tinker := tinker-cookbook==0.6.1
-test-frameworks: env $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
-	$(BIN)/pytest -m 'slow or not slow' tests/frameworks
-	set -e; for name in $(FRAMEWORKS); do .venv-frameworks/$$name/bin/python -m pytest tests/frameworks/test_$$name.py; done
+test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
+	set -e; for name in $(FRAMEWORKS); do \
+	    .venv-frameworks/$$name/bin/python -m pytest -m 'slow or not slow' tests/frameworks/test_$$name.py; done
 	.venv-frameworks/verl/bin/python -m pytest -m ray tests/integrations
 
 # uv keeps what the environments share once, and pip takes torch from wherever the machine has it.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import BitsAndBytesConfig
 
 from infalign import advantages
 from infalign.core.errors import ConfigError, DataError
@@ -24,6 +26,7 @@ from infalign.integrations.trl_trainers import GroupGRPOTrainer, GroupRLOOTraine
 
 GROUP = 8
 SIZES = {"num_generations": GROUP, "per_device_train_batch_size": 2 * GROUP, "max_completion_length": 4, "max_steps": 2}
+QUANTIZED = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
 PLAIN = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "bf16": False, "logging_steps": 1}
 
 
@@ -85,10 +88,17 @@ def right(rewards: torch.Tensor, weights: list[float], objective: str) -> Any:
         ({}, None),
         ({"beta": 0.1, "loss_type": "dr_grpo"}, LoraConfig(target_modules="all-linear")),
         ({"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": GROUP}, None),
+        pytest.param(
+            {"beta": 0.1, "model_init_kwargs": {"quantization_config": QUANTIZED, "device_map": "cpu"}},
+            LoraConfig(target_modules="all-linear"),
+            marks=pytest.mark.skipif(
+                find_spec("bitsandbytes") is None, reason="make test-frameworks installs bitsandbytes"
+            ),
+        ),
     ],
 )
 def test_grpo_has_the_advantages_of_the_weighted_rewards(trained: Any, options: Any, peft: Any) -> None:
-    """Whatever the KL's weight, with LoRA, and on batches that are trained on several times; the log has them too."""
+    """Whatever the KL's weight, with LoRA or QLoRA, and on batches trained on several times; the log has them too."""
     trainer, seen = trained(
         GroupGRPOTrainer, [long, vowels], "pass@4", peft, reward_weights=[0.25, 2.0], **SIZES | options
     )
