@@ -92,7 +92,7 @@ WITHOUT_PINS_tinker := tinker-cookbook==0.6.1
 test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/.complete)
 	set -e; for name in $(FRAMEWORKS); do \
 	    .venv-frameworks/$$name/bin/python -m pytest -m 'slow or not slow' tests/frameworks/test_$$name.py; done
-	.venv-frameworks/verl/bin/python -m pytest -m ray tests/integrations
+	.venv-frameworks/verl/bin/python -m pytest -m ray tests/integrations/test_ray.py
 
 # uv keeps what the environments share once, and pip takes torch from wherever the machine has it.
 .venv-frameworks/%/.complete: tests/frameworks/%.txt .venv-lock/bin/uv

@@ -30,7 +30,7 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     def put(project: str, package: str, module: str) -> None:
         source = Path(__file__).parents[2] / "integrations" / "upstream"
         folder = shutil.copytree(source / project, tmp_path / "sent" / package.replace(".", "/"))
-        shutil.copy(source / "pass_at_k.py", folder)
+        shutil.copy(source / "pkpo.py", folder)
         monkeypatch.setenv("PASS_AT_K", "2")
         monkeypatch.syspath_prepend(tmp_path / "sent")
         importlib.import_module(f"{package}.{module}")

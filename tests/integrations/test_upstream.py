@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pass_at_k import pass_at_k
+from pkpo import pass_at_k
 
 from infalign import advantages
 

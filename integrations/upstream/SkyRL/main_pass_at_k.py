@@ -12,7 +12,7 @@ from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp, validate_cfg
 from skyrl.train.utils import initialize_ray
 
-from .pass_at_k import pass_at_k_of_batch
+from .pkpo import pass_at_k_of_batch
 
 K = int(os.environ.get("PASS_AT_K", "8"))
 

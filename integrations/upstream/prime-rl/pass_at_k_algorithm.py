@@ -5,7 +5,7 @@ import verifiers.v1 as vf
 from prime_rl.orchestrator.algo.base import Algorithm, iter_trainable_traces
 from prime_rl.orchestrator.algo.routing import assign_advantages
 
-from .pass_at_k import pass_at_k
+from .pkpo import pass_at_k
 
 
 class PassAtKAlgorithm(Algorithm):

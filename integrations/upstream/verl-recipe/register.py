@@ -4,7 +4,7 @@ import os
 
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from .pass_at_k import pass_at_k_of_batch
+from .pkpo import pass_at_k_of_batch
 
 K = int(os.environ.get("PASS_AT_K", "8"))
 

@@ -1,10 +1,10 @@
-"""What a trainer's own suite would run beside `pass_at_k.py`."""
+"""What a trainer's own suite would run beside `pkpo.py`."""
 
 from itertools import combinations
 
 import pytest
 import torch
-from pass_at_k import pass_at_k, pass_at_k_of_batch
+from pkpo import pass_at_k, pass_at_k_of_batch
 
 
 @pytest.mark.parametrize("rewards", [[0.0, 0, 1, 0, 1], [0.25, -1, 3, 0.5, 0.5, 2], [0.0] * 4, [1.0] * 4])
