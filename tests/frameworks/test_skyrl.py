@@ -1,10 +1,14 @@
 """SkyRL's own trainer and environments with our group advantages and rewards."""
 
+import sys
+import typing
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
+import typing_extensions
 
 from infalign import CalibratedReward, advantages
 from infalign.core.errors import ConfigError, DataError
@@ -14,11 +18,13 @@ pytestmark = [
     pytest.mark.skipif(find_spec("skyrl") is None, reason="make test-frameworks installs SkyRL"),
     pytest.mark.filterwarnings("ignore"),
 ]
+if sys.version_info < (3, 12):  # SkyRL asks for 3.12, from which on pydantic takes this class of the standard library
+    typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
 REWARDS, UIDS = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0], ["a", "b", "a", "a", "b", "b"]
 
 
 @pytest.fixture
-def trained_on() -> Any:
+def trained_on(upstream: Callable[..., None]) -> Any:
     """Return a function that gives the advantages of SkyRL's trainer, of a batch that it has padded."""
     import torch
     from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch, pad_training_input_batch
@@ -30,6 +36,7 @@ def trained_on() -> Any:
 
     if "pass@2" not in AdvantageEstimatorRegistry.list_available():
         register("pass@2")
+        upstream("SkyRL", "sent_examples.pass_at_k", "main_pass_at_k")
 
     def run(rewards: list[float], uids: list[str], **settings: Any) -> Any:
         mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]] * 2)[: len(rewards)]
@@ -49,9 +56,10 @@ def trained_on() -> Any:
     return run
 
 
-def test_the_trainer_gets_our_advantages_and_none_for_padding(trained_on: Any) -> None:
-    """At every token of a response; rows that fill the batch up are in no group."""
-    mask, found = trained_on(REWARDS, UIDS)
+@pytest.mark.parametrize("name", ["pass@2", "pass_at_k"])
+def test_the_trainer_gets_our_advantages_and_none_for_padding(trained_on: Any, name: str) -> None:
+    """At every token of a response, also by what may be sent upstream; rows that fill the batch up are in no group."""
+    mask, found = trained_on(REWARDS, UIDS, advantage_estimator=name)
     expected = advantages(REWARDS, UIDS, "pass@2")[:, None] * mask.numpy()
     np.testing.assert_allclose(found[:-2], expected, atol=1e-6)
     assert not found[-2:].any()

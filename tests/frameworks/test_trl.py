@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import BitsAndBytesConfig
 
 from infalign import advantages
 from infalign.core.errors import ConfigError, DataError
@@ -24,6 +26,7 @@ from infalign.integrations.trl_trainers import GroupGRPOTrainer, GroupRLOOTraine
 
 GROUP = 8
 SIZES = {"num_generations": GROUP, "per_device_train_batch_size": 2 * GROUP, "max_completion_length": 4, "max_steps": 2}
+QUANTIZED = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
 PLAIN = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "bf16": False, "logging_steps": 1}
 
 
@@ -85,10 +88,17 @@ def right(rewards: torch.Tensor, weights: list[float], objective: str) -> Any:
         ({}, None),
         ({"beta": 0.1, "loss_type": "dr_grpo"}, LoraConfig(target_modules="all-linear")),
         ({"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": GROUP}, None),
+        pytest.param(
+            {"beta": 0.1, "model_init_kwargs": {"quantization_config": QUANTIZED, "device_map": "cpu"}},
+            LoraConfig(target_modules="all-linear"),
+            marks=pytest.mark.skipif(
+                find_spec("bitsandbytes") is None, reason="make test-frameworks installs bitsandbytes"
+            ),
+        ),
     ],
 )
 def test_grpo_has_the_advantages_of_the_weighted_rewards(trained: Any, options: Any, peft: Any) -> None:
-    """Whatever the KL's weight, with LoRA, and on batches that are trained on several times; the log has them too."""
+    """Whatever the KL's weight, with LoRA or QLoRA, and on batches trained on several times; the log has them too."""
     trainer, seen = trained(
         GroupGRPOTrainer, [long, vowels], "pass@4", peft, reward_weights=[0.25, 2.0], **SIZES | options
     )
@@ -141,6 +151,28 @@ def test_what_changes_the_objective_is_refused(
     """At the first step at the latest."""
     with pytest.raises((ConfigError, DataError), match=said):
         trained(kind, [long], objective, **options)
+
+
+def test_the_class_for_trls_paper_index_has_our_advantages(trained: Any) -> None:
+    """As its page says, of which it needs nothing of ours."""
+    page = Path(__file__).parents[2] / "integrations" / "upstream" / "trl" / "paper_index.md"
+    known: dict[str, Any] = {}
+    exec(page.read_text(encoding="utf-8").split("```")[1].removeprefix("python"), known)
+
+    class Sent(known["PassAtKTrainer"]):
+        k = 4
+
+        def __init__(self, *given: Any, objective: str, **settings: Any) -> None:
+            super().__init__(*given, **settings)
+
+        def _calculate_rewards(self, *given: Any) -> Any:
+            self._reward_BF = super()._calculate_rewards(*given)
+            return self._reward_BF
+
+    _, seen = trained(Sent, [long, vowels], "pass@4", reward_weights=[0.25, 2.0], loss_type="dr_grpo")
+    for rewards, output in seen:
+        expected = right(rewards, [0.25, 2.0], "pass@4")
+        assert output["advantages"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_another_version_than_the_tested_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

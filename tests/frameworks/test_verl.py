@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,13 @@ def test_verl_starts_on_what_export_writes(calibrated_run: Path, tokenizer: Any)
 # Group advantages
 
 
-def of_trainer(rewards: list[float], uids: list[str], **settings: Any) -> tuple[Any, Any]:
+@pytest.fixture
+def recipe(upstream: Callable[..., None]) -> None:
+    """Put the recipe for verl where verl's recipes are, and import it as verl would."""
+    upstream("verl-recipe", "recipe.pass_at_k", "register")
+
+
+def of_trainer(rewards: list[float], uids: list[str], name: str = "pass@2", **settings: Any) -> tuple[Any, Any]:
     """Return masks and advantages of a batch as the step of verl's default trainer computes them."""
     import torch
     from hydra import compose, initialize_config_module
@@ -146,7 +153,7 @@ def of_trainer(rewards: list[float], uids: list[str], **settings: Any) -> tuple[
 
     if "pass@2" not in ADV_ESTIMATOR_REGISTRY:
         register("pass@2")
-    words = ["algorithm.adv_estimator=pass@2", *(f"algorithm.{name}={value}" for name, value in settings.items())]
+    words = [f"algorithm.{key}={value}" for key, value in ({"adv_estimator": name} | settings).items()]
     with initialize_config_module("verl.trainer.config", version_base=None):
         algorithm = compose("ppo_trainer", words).algorithm
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]] * 3)[: len(rewards)]
@@ -161,16 +168,19 @@ def of_trainer(rewards: list[float], uids: list[str], **settings: Any) -> tuple[
     return mask.numpy(), found.batch["advantages"].numpy()
 
 
-def test_verls_trainer_has_our_advantages_and_none_for_padding() -> None:
-    """By the name of the objective in its configuration; rows that fill the batch up are in no group."""
+@pytest.mark.parametrize("name", ["pass@2", "pass_at_k"])
+def test_verls_trainer_has_our_advantages_and_none_for_padding(name: str, recipe: None) -> None:
+    """By the name that the configuration has, also of the recipe; rows that fill the batch up are in no group."""
     rewards, uids = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 9.0], ["a", "b", "a", "a", "b", "b", "pad03f"]
-    mask, found = of_trainer(rewards, uids)
+    mask, found = of_trainer(rewards, uids, name)
     np.testing.assert_allclose(found[:-1], advantages(rewards[:-1], uids[:-1], "pass@2")[:, None] * mask[:-1])
     assert not found[-1].any()
 
 
-def test_what_would_change_verls_objective_is_refused() -> None:
-    """The KL in the reward, and a group that is too small."""
+def test_what_would_change_verls_objective_is_refused(recipe: None) -> None:
+    """The KL in the reward, and a group that is too small; also by the recipe."""
+    with pytest.raises(ValueError, match=r"algorithm\.use_kl_in_reward changes the rewards that pass@k is of"):
+        of_trainer([0.0, 1.0], ["a", "a"], "pass_at_k", use_kl_in_reward=True)
     with pytest.raises(ConfigError, match=r"algorithm\.use_kl_in_reward would change the objective, pass@2"):
         of_trainer([0.0, 1.0], ["a", "a"], use_kl_in_reward=True)
     with pytest.raises(DataError, match="pass@2 needs at least 2 responses per group; one group has 1"):
