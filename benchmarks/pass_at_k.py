@@ -26,11 +26,12 @@ from scipy.special import expit, log_expit, logit
 from seeds import Trained, over_seeds
 from torch import Tensor
 
-from infalign import Policy, advantages
+from infalign import Policy, advantages, estimate
 from infalign.sums import NUMBERS, check, right_responses
 
 KS = [2**j for j in range(7)]
-SERVED, KLS, OURS = 8, (0.05, 0.1), ("aware", "pass@8")
+SERVED, KLS, OURS = 8, (0.05, 0.1), ("aware", "pass@8", "lora-aware")
+NO_KL = 1e-9  # nats, between two ways to compute one law
 ANSWERS = [f"Take {a} {b}" for a in NUMBERS for b in NUMBERS]
 GUIDE = "guide: {trunk: reference}, fit: {epochs: 1, batch_size: 512, learning_rate: 2.0e-3}"
 OFFLINE = {
@@ -194,19 +195,34 @@ def mean_kl(law_PA: np.ndarray, base_PA: np.ndarray) -> float:
 
 
 class Seed(NamedTuple):
-    """A seed's prompts, which answers are right, (P, A), and log π of all answers and all else by model."""
+    """The ids of a seed's prompts, which answers are right, (P, A), and log π of all answers and all else by model.
+
+    ``brought`` are laws of policies at a KL, None as trained, with the factor or the KL: of those that no factor on the
+    log-ratio over these answers brings there.
+    """
 
     prompt_ids: Sequence[str]
     right_PA: np.ndarray
     laws: dict[str, np.ndarray]
+    brought: Mapping[tuple[str, float | None], tuple[np.ndarray, float]] = {}
+
+    def at(self, name: str, nats: float | None) -> tuple[np.ndarray, float]:
+        """Return log π of a policy at a KL and its factor, or as trained and its KL; what is the reference stays it."""
+        if (name, nats) in self.brought:
+            return self.brought[name, nats]
+        law, base = self.laws[name], self.laws["reference"]
+        kl = mean_kl(law, base)
+        return at_kl(law, base, nats) if nats and kl > NO_KL else (law, kl)
 
 
-def train_offline(recipe: str, folder: Path, seed: int, policies: Mapping[str, str]) -> Path:
+def train_offline(
+    recipe: str, folder: Path, seed: int, policies: Mapping[str, str], settings: Sequence[str] = ()
+) -> Path:
     """Train a recipe's policies and further ones, and return the run directory."""
     root = folder / f"seed-{seed}"
     more = [f"policies.{name}={policy}" for name, policy in policies.items()]
     command = [sys.executable, "-m", "infalign", "run", recipe, "--until", "train"]
-    changes = [f"run_dir={root}", f"seed={seed}", *more]
+    changes = [f"run_dir={root}", f"seed={seed}", *more, *settings]
     subprocess.run(command + [word for change in changes for word in ("--set", change)], check=True)
     return root
 
@@ -235,43 +251,49 @@ def main() -> int:
     return 0
 
 
+def interval(seeds: Sequence[Trained]) -> Any:
+    """Return the mean with its interval over seeds and prompts, of one seed over prompts."""
+    return over_seeds(seeds) if len(seeds) > 1 else estimate(seeds[0].values)
+
+
 def cell(seeds: Sequence[Trained]) -> str:
     """Return the mean over seeds with the larger half of its interval."""
-    found = over_seeds(seeds)
+    found = interval(seeds)
     return f"{found.mean:.1f} ± {max(found.high - found.mean, found.mean - found.low):.1f}"
 
 
 def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kls: Sequence[float]) -> None:
-    """Print pass@k as trained and at each KL, and the leads of `OURS`."""
+    """Print KLs as trained, pass@k as trained and at each KL, and the leads of `OURS`."""
     methods = [*seeds[0].laws]
     rates = defaultdict[tuple[float | None, str, int], list[Trained]](list)  # by KL, method and k
     seconds = defaultdict[tuple[float | None, str], list[float]](list)  # KL as trained, or the factor to a KL
-    for ids, right_PA, laws in seeds:
-        base = laws["reference"]
+    for seed in seeds:
+        base, right_PA = seed.laws["reference"], seed.right_PA
         for nats in (None, *kls):
-            best = {f"most pass@{n}": best_at_kl(base, right_PA, n, nats) for n in (SERVED, 1)} if nats else {}
-            for name, law in (laws | best).items():
-                second = mean_kl(law, base)
-                if nats and name != "reference":
-                    law, second = at_kl(law, base, nats)
+            best = {f"most pass@{n}": (best_at_kl(base, right_PA, n, nats), 1.0) for n in (SERVED, 1)} if nats else {}
+            for name, (law, second) in ({name: seed.at(name, nats) for name in methods} | best).items():
                 seconds[nats, name].append(second)
                 right_P = (np.exp(law)[:, :-1] * right_PA).sum(axis=1)
                 for k in KS:
-                    rates[nats, name, k].append(Trained(ids, 100.0 * (1.0 - (1.0 - right_P) ** k)))
+                    rates[nats, name, k].append(Trained(seed.prompt_ids, 100.0 * (1.0 - (1.0 - right_P) ** k)))
+    columns = f"{' | '.join(f'seed {number}' for number in numbers)} | mean |\n" + "|---" * (2 + len(numbers)) + "|"
+    print(f"\n| KL as trained, nats | {columns}")
+    for name in methods[1:]:
+        spent = seconds[None, name]
+        print(f"| {name} | {' | '.join(f'{one:.3f}' for one in spent)} | {np.mean(spent):.3f} |")
     for nats in (None, *kls):
-        title, second = (f"at {nats:g} nats", "log-ratio ×") if nats else ("as trained", "KL, nats")
+        title, second = (f"at {nats:g} nats", "×") if nats else ("as trained", "KL, nats")
         print(f"\n| {title} | {second} | {' | '.join(f'pass@{k}' for k in KS)} |")
         print("|---" * (2 + len(KS)) + "|")
         for name in (name for kl, name in seconds if kl == nats):
             cells = [cell(rates[nats, name, k]) for k in KS]
             print(f"| {name} | {np.mean(seconds[nats, name]):.3f} | {' | '.join(cells)} |")
         for ours in (name for name in OURS if nats and name in methods):
-            print(f"\n| pass@{SERVED} of {ours} over, {title} | {' | '.join(f'seed {n}' for n in numbers)} | mean |")
-            print("|---" * (2 + len(numbers)) + "|")
+            print(f"\n| pass@{SERVED} of {ours} over, {title} | {columns}")
             for name in (name for kl, name in seconds if kl == nats and name != ours):
                 pairs = zip(rates[nats, ours, SERVED], rates[nats, name, SERVED], strict=True)
                 ahead = [Trained(mine.prompt_ids, mine.values - other.values) for mine, other in pairs]
-                mean = over_seeds(ahead)
+                mean = interval(ahead)
                 cells = [
                     *(f"{one.mean:+.1f}" for one in ahead),
                     f"{mean.mean:+.1f} ({mean.low:+.1f} to {mean.high:+.1f})",
