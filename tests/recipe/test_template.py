@@ -168,7 +168,7 @@ def test_a_graded_reward_has_no_pass_at_k(main: Any, questions: Path) -> None:
         ("my_checker.py", "--reward my_checker.py names no function; add :function, such as my_checker.py:check"),
         ("my_checker.py:chek", "my_checker.py has no function chek"),
         ("my_checker.py:other", "needs the column solution, which is missing in every row; there are answer"),
-        ("my_checker.py:same", "same gives 0 to the answers of the first 20 rows and to `?` alike; make it tell"),
+        ("my_checker.py:same", "same gives 0 to the responses of the first 20 rows and to `?` alike; make it tell"),
     ],
 )
 def test_a_checker_that_cannot_be_used_is_named_before_anything_is_sampled(

@@ -112,17 +112,17 @@ def _sources(data: str) -> dict[str, Any]:
 def _is_checker(function: str, examples: Sequence[Example]) -> bool:
     """Return whether a function gives rows, asked at once for their own answer and for another, only 0 and 1.
 
-    Raises ConfigError if it gives all of them 0, or all of them 1.
+    Raises ConfigError if all are right, or if all are wrong, responses of the data included.
     """
     asked = [example for example in examples for _ in range(2)]
     said = [text for e in examples for text in (to_text(e.chosen) or str(e.columns.get("answer")), "?")]
     columns = [str(columns) for columns in to_table(asked)["columns"].to_pylist()]
     rewards = score(function_reward(function), [[*e.prompt] for e in asked], said, columns=columns, name=function)
     values = np.unique(rewards[~np.isnan(rewards)])
-    if values.tolist() in ([0.0], [1.0]):
+    if values.tolist() == [1.0] or (values.tolist() == [0.0] and all(e.chosen for e in examples)):
         raise ConfigError(
-            f"{function} gives {values[0]:g} to the answers of the first {len(examples)} rows and to `?` alike; make "
-            "it tell right answers from wrong ones"
+            f"{function} gives {values[0]:g} to the responses of the first {len(examples)} rows and to `?` alike; make "
+            "it tell right responses from wrong ones"
         )
     return bool(np.isin(values, (0.0, 1.0)).all())
 
