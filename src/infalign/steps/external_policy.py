@@ -64,8 +64,9 @@ def check_fits(model: str, run: Run) -> None:
     """Raise ConfigError that names what of ``model`` differs from the reference: tokenizer, EOS or vocabulary."""
     from infalign.models import guided  # noqa: F401 - so that transformers knows it
 
-    check_same_tokens(load_tokenizer(model), load_tokenizer(run.layout.tokenizer), model)
     sizes = [config_of(path).get_text_config().vocab_size for path in (model, run.reference)]
+    ours, theirs = load_tokenizer(run.layout.tokenizer), load_tokenizer(model)
+    check_same_tokens(theirs, ours, model)
     if sizes[0] != sizes[1]:
         raise ConfigError(
             f"{model} has a vocabulary of {sizes[0]:,} tokens, the reference of {sizes[1]:,}; a KL needs equal "
