@@ -6,7 +6,7 @@
 
 SEED is the folder of a seed, and NAME what the server calls the policy, by default its folder. The server draws 32
 responses per prompt. Prints how far its log-probabilities are from ours, and pass@8 of its draws and by our law. Exits
-with 1 if the 95 % interval of their difference, paired by prompt, excludes 0. Two minutes on two idle cores.
+with 1 if the 95 % interval of their difference, paired by prompt, excludes 0. A few minutes on two idle cores.
 """
 
 import json
@@ -61,8 +61,8 @@ def main() -> int:
         f"log-probabilities: {np.mean(apart):.1e} nats apart on average, {max(apart):.1e} at most, {len(apart)} draws"
     )
     for what, values_P in (("drawn", found_P), ("by our law", exact_P), ("difference", found_P - exact_P)):
-        found = estimate(100.0 * values_P)
-        print(f"pass@{SERVED} {what}: {found.mean:.1f} ({found.low:.1f} to {found.high:.1f})")
+        found = estimate(values_P)
+        print(f"pass@{SERVED} {what}: {100 * found.mean:.1f} % ({100 * found.low:.1f} to {100 * found.high:.1f})")
     return int(not found.low <= 0.0 <= found.high)
 
 
