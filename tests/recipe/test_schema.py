@@ -33,7 +33,7 @@ def test_explain_says_type_default_and_meaning_of_what_contains_a_word(main: Any
     )
     _, out, _ = main("recipes", "--explain", "data.sources.N.hub.")
     assert [line for line in out.splitlines() if not line.startswith(" ")] == [
-        f"data.sources.N.hub.{name}" for name in ("id", "config", "split", "revision", "data_dir")
+        f"data.sources.N.hub.{name}" for name in ("id", "config", "split", "revision", "data_dir", "data_files")
     ]
     for key, said in (("policies.aware.kl_budgt", "did you mean kl_budget?"), ("zzz", "docs/recipe.md lists all keys")):
         code, out, err = main("recipes", "--explain", key)
