@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -122,6 +123,8 @@ def infalign(*words: object) -> tuple[int, str, str]:
         logging.getLogger().removeHandler(warnings)
         for number, handler in signals.items():
             signal.signal(number, handler)
+        if (told := signal.set_wakeup_fd(-1)) >= 0:  # of the process that would end this one after a later signal
+            os.close(told)
     return code, out.getvalue(), err.getvalue()
 
 
