@@ -142,7 +142,7 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
     """A recipe takes a table by its path; its content decides what is redone, and the policy's folder keeps it."""
     table, elsewhere = tmp_path / "best.json", tmp_path / "moved.json"
     table.write_text(optimal(BestOfN(4), kl=0.5).transform.to_json())
-    expected = ["train-plain", *micro.evaluation("plain"), "results", "report", *CARDS]
+    expected = ["law-plain", "train-plain", *micro.evaluation("plain"), "results", "report", *CARDS]
     assert micro.again(root, f"policies.plain.transform={table}") == expected
     kept = parse_transform(str(Layout(root).model("plain") / "transformation.json"))
     ranks = np.linspace(0, 1, 11)
