@@ -1,16 +1,14 @@
 """Responses drawn together are those drawn alone, whoever joins and leaves between the steps."""
 
-import asyncio
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import EOS, tiny, words
+from tiny_models import tiny, words
 
 from infalign.models.guided import GuidedForCausalLM
 from infalign.sampling.engine import Prompt, Response, Sampling
 from infalign.sampling.shared_prefix import Row, SharedPrefixBatch, SharedPrefixEngine
-from infalign.serving.draws import LocalDraws
 
 PROMPTS = [Prompt("long", [5, 1, 7, 2, 6, 4, 9, 8]), Prompt("short", [5, 6]), Prompt("middle", [1, 2, 9, 4])]
 SAMPLING = Sampling(40, seed=3)
@@ -89,24 +87,3 @@ def test_rows_may_have_different_lengths() -> None:
     rows = batch.join((PROMPTS[0], 0, Sampling(limit, seed=3)) for limit in (40, 4, 1))
     whole, four, one = (response.token_ids for response in drawn(batch, rows))
     assert (four, one) == (whole[:4], whole[:1])
-
-
-def test_who_follows_a_draw_never_sees_what_ends_it() -> None:
-    """By any end of the model: the text of a stream would show it, and the whole answer does not."""
-    model = tiny()
-    model.generation_config.eos_token_id = [EOS, 7, 11]
-    seen = list[tuple[int, ...]]()
-
-    async def drawn(index: int) -> Response:
-        draws = LocalDraws(model, words(), rows=4)
-        work = asyncio.create_task(draws.work())
-        try:
-            (found,) = await draws.draw(PROMPTS[0], [index], Sampling(30), lambda ids: seen.append(tuple(ids)))
-            return found
-        finally:
-            work.cancel()
-
-    for index in range(8):
-        seen.clear()
-        response = asyncio.run(drawn(index))
-        assert seen == [response.token_ids[:n] for n in range(1, len(response.token_ids))]
