@@ -56,6 +56,7 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
         found |= pass_at_k(
             evaluated, [*known, name], lambda one, kl: evaluated.law_at(known[one], kl) if one in known else None
         )
+        found["policies"] = {one: {"kl": evaluated.intervals.of(evaluated.kl(one))} for one in (*known, name)}
         write_text(run.layout.evaluation(name) / "results.json", json.dumps(found, indent=1))
     return found
 
