@@ -99,7 +99,8 @@ def test_a_job_that_was_killed_goes_on_and_ends_as_one_here_does(folder: Path) -
     assert before.items() <= after.items()
     assert len(after) == 16
 
-    assert micro.done(load_recipe("cluster.yaml"), until="calibrate") == ["calibrate"]
+    # Nothing is drawn or scored again; the law of the recipe's policy follows the calibration.
+    assert micro.done(load_recipe("cluster.yaml"), until="calibrate") == ["calibrate", "law-aware"]
     micro.done(load_recipe("here.yaml"), until="calibrate")
     assert micro.rollouts(root / "rollouts") == micro.rollouts(folder / "here" / "rollouts")
     assert pq.read_table(root / "calibrated.parquet").equals(pq.read_table(folder / "here" / "calibrated.parquet"))
