@@ -78,8 +78,7 @@ def sorting(rng: random.Random) -> Iterator[Row]:
 
 def coins(rng: random.Random) -> Iterator[Row]:
     """Yield throws of a die with ten sides: nothing about the right answer can be learned."""
-    while True:
-        number = rng.randrange(10**6)
+    for number in rng.sample(range(10**6), 10**5):
         yield {"prompt": f"Throw {number}", "completion": str(rng.randrange(10)), "answer": str(rng.randrange(10))}
 
 

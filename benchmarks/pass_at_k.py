@@ -1,11 +1,12 @@
-"""pass@k by the truth of methods at one KL, exact: ``python benchmarks/pass_at_k.py FOLDER SEED SEED … [demo]``.
+"""pass@k by the truth of methods at one KL, exact: ``python benchmarks/pass_at_k.py FOLDER SEED SEED … [demo|forms]``.
 
 For each seed: the reference, rollouts and offline policies of the recipe `demo`, those of `OFFLINE` besides, and rivals
 on-policy (`ON_POLICY`), which draw 500 × 512 responses where the offline ones have 4,000 × 32. All 81 answers ``Take a
 b`` to each of 500 held-out prompts are enumerated, anything else is one class, so pass@k is exact, and every policy is
 brought to one KL by a factor on its log-ratio to the reference. `most pass@8` is the best that any policy has there,
 `most pass@1` what ordinary RLHF would end at. On-policy methods with a KL term have it in the reward,
-and β is steered to the KL while they train; the others spend what they spend. ``demo`` trains none but the demo's own.
+and β is steered to the KL while they train; the others spend what they spend. ``demo`` trains none but the demo's own,
+``forms`` besides them a student of `aware` and plain models (`FORMS`). ``FOLDER/demo.png`` shows the demo's policies.
 What is done is not repeated. Intervals: 95 %, over seeds and prompts. Twenty minutes of one core per seed, five with
 ``demo``.
 """
@@ -13,10 +14,11 @@ What is done is not repeated. Intervals: 95 %, over seeds and prompts. Twenty mi
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow.parquet as pq
 import torch
@@ -32,11 +34,19 @@ from infalign.sums import NUMBERS, check, right_responses
 KS = [2**j for j in range(7)]
 SERVED, KLS, OURS = 8, (0.05, 0.1), ("aware", "pass@8", "lora-aware")
 NO_KL = 1e-9  # nats, between two ways to compute one law
+COLORS = {"reference": "#85898f", "ordinary": "#d55e00", "aware": "#0072b2"}  # in the figure
 ANSWERS = [f"Take {a} {b}" for a in NUMBERS for b in NUMBERS]
 GUIDE = "guide: {trunk: reference}, fit: {epochs: 1, batch_size: 512, learning_rate: 2.0e-3}"
 OFFLINE = {
     "exp10": f"{{transform: exp:10, kl_budget: 0.05, solver: qrpo, {GUIDE}}}",
     "bon-sft": f"{{solver: bon-sft, n: 8, {GUIDE}}}",
+}
+WHOLE, LORA = "{batch_size: 512, learning_rate: 5.0e-4}", "{lora: {rank: 16}, batch_size: 512, learning_rate: 2.0e-3}"
+FORMS = {
+    "student": "{solver: distil, teacher: aware, fit: {epochs: 4, batch_size: 128, learning_rate: 4.0e-4}}",
+    "whole-aware": f"{{transform: optimal, kl_budget: 0.05, solver: qrpo, fit: {WHOLE}}}",
+    "lora-aware": f"{{transform: optimal, kl_budget: 0.05, solver: qrpo, fit: {LORA}}}",
+    "lora-ordinary": f"{{transform: raw, kl_budget: 0.05, solver: qrpo, fit: {LORA}}}",
 }
 
 
@@ -214,6 +224,11 @@ class Seed(NamedTuple):
         kl = mean_kl(law, base)
         return at_kl(law, base, nats) if nats and kl > NO_KL else (law, kl)
 
+    def passed(self, name: str, nats: float | None, k: int) -> np.ndarray:
+        """Return pass@k of a policy at a KL for each prompt, in per cent."""
+        right_P = (np.exp(self.at(name, nats)[0])[:, :-1] * self.right_PA).sum(axis=1)
+        return 100.0 * (1.0 - (1.0 - right_P) ** k)
+
 
 def train_offline(
     recipe: str, folder: Path, seed: int, policies: Mapping[str, str], settings: Sequence[str] = ()
@@ -229,7 +244,8 @@ def train_offline(
 
 def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> Seed:
     """Train those of ``methods`` that are missing of a seed; return the law of each, from its file in ``laws``."""
-    root = train_offline("demo", folder, seed, {name: OFFLINE[name] for name in OFFLINE if name in methods})
+    offline = {name: policy for name, policy in (OFFLINE | FORMS).items() if name in methods}
+    root = train_offline("demo", folder, seed, offline)
     world, stored = World(root), root / "laws"
     stored.mkdir(exist_ok=True)
     for name in methods:
@@ -245,10 +261,38 @@ def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> Seed:
 def main() -> int:
     """Train what is missing and print the tables."""
     folder, *words = sys.argv[1:]
-    numbers = [int(word) for word in words if word != "demo"]
-    methods = ["reference", "aware", "ordinary", *([] if "demo" in words else [*OFFLINE, *ON_POLICY])]
-    print_tables(numbers, [laws_of(Path(folder), number, methods) for number in numbers], KLS)
+    further = {"demo": [], "forms": [*FORMS]}
+    numbers = [int(word) for word in words if word not in further]
+    others = next((further[word] for word in words if word in further), [*OFFLINE, *ON_POLICY])
+    seeds = [laws_of(Path(folder), number, ["reference", "aware", "ordinary", *others]) for number in numbers]
+    print_tables(numbers, seeds, KLS)
+    draw(seeds, Path(folder) / "demo.png")
     return 0
+
+
+def draw(seeds: Sequence[Seed], path: Path) -> None:
+    """Draw pass@k of the demo's policies at its KL, and the lead of `aware`: means over seeds with their intervals."""
+    figure, (all_of_them, lead) = plt.subplots(1, 2, figsize=(8.0, 3.2), layout="constrained", width_ratios=(3, 2))
+
+    def line(axes: Any, label: str, color: str, by_seed: Callable[[Seed, int], np.ndarray]) -> None:
+        found = [interval([Trained(seed.prompt_ids, by_seed(seed, k)) for seed in seeds]) for k in KS]
+        axes.plot(KS, [one.mean for one in found], marker="o", markersize=4, color=color, label=label)
+        axes.fill_between(KS, [one.low for one in found], [one.high for one in found], color=color, alpha=0.2, lw=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(KS, map(str, KS))
+        axes.set_xlabel("k")
+        axes.spines[["top", "right"]].set_visible(False)
+
+    for name, color in COLORS.items():
+        line(all_of_them, name, color, lambda seed, k, name=name: seed.passed(name, KLS[0], k))
+    line(
+        lead, "", COLORS["aware"], lambda seed, k: seed.passed("aware", KLS[0], k) - seed.passed("ordinary", KLS[0], k)
+    )
+    lead.axhline(0.0, color=COLORS["reference"], linewidth=0.8)
+    all_of_them.set_ylabel("pass@k, %")
+    all_of_them.legend(frameon=False)
+    lead.set_ylabel("aware − ordinary, points")
+    figure.savefig(path, dpi=200, metadata={"Software": None})
 
 
 def interval(seeds: Sequence[Trained]) -> Any:

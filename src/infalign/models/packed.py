@@ -357,6 +357,8 @@ def can_pack(model: Any, outputs: Outputs = PackedBatch.logits) -> bool:
                 read = model(row, attention_mask=torch.ones_like(row))
                 of_row = read.logits[0] if "logits" in read else read.last_hidden_state[0, -1]
                 plain.append(of_row[-1 - len(response) : -1] if of_row.ndim == 2 else of_row[None])
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # a model without the attention interface, or of another kind, can raise any exception
             return False
     expected = torch.cat(plain).float()

@@ -68,6 +68,8 @@ def check_top_layers(model: Any, top: int) -> None:
         try:
             with starting_from_states(model, top):
                 found = replace(batch, states=states).logits(model).float()
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # a model of another architecture can raise any exception
             found = torch.full_like(whole, torch.nan)
     if not (found - whole).abs().max() <= torch.finfo(model.dtype).eps ** 0.5 * (1 + whole.abs().max()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,10 +42,29 @@ class Batch:
     log_ratio_BT: torch.Tensor  # log π/π_ref of each token, 0 after the end
 
 
+class Loop(Protocol):
+    """What advantages see of `on_policy_trainer.AdvantageLoop`, TRL's GRPOTrainer: its members, and three of ours."""
+
+    beta: float
+    num_generations: int
+    ref_model: torch.nn.Module
+    args: Any
+    accelerator: Any
+    processing_class: Any
+
+    def local_rows(self, values: torch.Tensor) -> torch.Tensor:
+        """Return this process's rows of values that were gathered from all processes."""
+
+    def subtract_others_mean(self, values_B: torch.Tensor) -> torch.Tensor:
+        """Return each local value minus the mean of the other values in its group."""
+
+    def draw_responses(self, model: torch.nn.Module, prompts: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
+        """Return one response of ``model`` to each prompt, as token ids, and their rewards."""
+
+
 class Advantages:
     """Advantages of responses or tokens, from the rewards of fresh responses; by default the other hooks do nothing.
 
-    Their ``loop`` is `on_policy_trainer.AdvantageLoop`: TRL's GRPOTrainer and what is for them there.
     KL(π‖π_ref) belongs in the reward, as −β·log π/π_ref: as a separate loss term (GRPO) its gradient is not that of the
     KL. So the advantages contain the whole KL term, and the loop adds none.
     """
@@ -53,21 +72,21 @@ class Advantages:
     companion: torch.nn.Module | None = None  # trained or updated with the policy, so checkpoints include it
     trains_companion = False
 
-    def start(self, loop: Any) -> None:
+    def start(self, loop: Loop) -> None:
         """Prepare for the loop; called once, when the loop is set up."""
 
-    def before_drawing(self, loop: Any, prompts: list[Any]) -> None:
+    def before_drawing(self, loop: Loop, prompts: list[Any]) -> None:
         """Process the prompts before responses to them are drawn."""
 
-    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return the advantages of the responses, (B,), or of their tokens, (B, T)."""
         raise NotImplementedError
 
-    def log_ratios_to_start(self, loop: Any, batch: Batch) -> torch.Tensor:
+    def log_ratios_to_start(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return log π/π_start of each response, (B,), in nats."""
         return batch.log_ratio_BT.sum(1)
 
-    def training_batch(self, loop: Any, output: dict[str, Any]) -> dict[str, Any]:
+    def training_batch(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors that a batch is trained on, including the advantages."""
         return output
 

@@ -11,7 +11,7 @@ from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.method.shapings import Raw
 from infalign.models.pretrained import load_policy
-from infalign.training.objectives import Advantages, Ascent, Batch
+from infalign.training.objectives import Advantages, Ascent, Batch, Loop
 from infalign.training.solvers.on_policy import UNNORMALIZED, OnPolicy
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ class JBOND(Advantages):
         self._start = start.eval().requires_grad_(False)
         self._anchor_responses: list[tuple[list[list[int]], torch.Tensor]] = []
 
-    def start(self, loop: Any) -> None:
+    def start(self, loop: Loop) -> None:
         """Use the loop's reference model as the anchor."""
         self._start.to(loop.accelerator.device)
         self.companion = loop.ref_model
 
-    def before_drawing(self, loop: Any, prompts: list[Any]) -> None:
+    def before_drawing(self, loop: Loop, prompts: list[Any]) -> None:
         """Draw two anchor responses to each prompt."""
         self._anchor_responses = [loop.draw_responses(loop.ref_model, prompts) for _ in range(2)]
 
-    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return the advantages of the policy's own responses."""
         import torch
 
@@ -54,7 +54,7 @@ class JBOND(Advantages):
         spent = batch.log_ratio_BT.sum(1)
         return loop.subtract_others_mean(JEFFREYS * (reward - spent) - loop.beta * spent)
 
-    def log_ratios_to_start(self, loop: Any, batch: Batch) -> torch.Tensor:
+    def log_ratios_to_start(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return log π/π_start of each response; the batch has log-ratios to the anchor, which moves."""
         import torch
 
@@ -66,7 +66,7 @@ class JBOND(Advantages):
         start_B = response_logprobs(self._start, *texts)
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 
-    def training_batch(self, loop: Any, output: dict[str, Any]) -> dict[str, Any]:
+    def training_batch(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with the better anchor responses appended to the policy's own."""
         import torch
         from torch.nn.utils.rnn import pad_sequence

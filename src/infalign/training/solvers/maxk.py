@@ -13,7 +13,7 @@ from infalign.method.optimum import Objective
 from infalign.method.procedures import Extreme, Served, is_extreme
 from infalign.method.shapings import NotByRank, Raw
 from infalign.theory.aims import Aim, StoredOptimum, WinRateOptimum
-from infalign.training.objectives import Advantages, Ascent, Batch
+from infalign.training.objectives import Advantages, Ascent, Batch, Loop
 from infalign.training.solvers.base import PLAIN, RecipeFacts
 from infalign.training.solvers.on_policy import OnPolicy
 
@@ -44,7 +44,7 @@ class OrderStatisticCredit(Advantages):
     def __init__(self, procedure: Extreme) -> None:
         self._procedure = procedure
 
-    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return the credit of each response minus β times its centered log-ratio."""
         import torch
 

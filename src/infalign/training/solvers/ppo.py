@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
-from infalign.training.objectives import Advantages, Ascent, Batch
+from infalign.training.objectives import Advantages, Ascent, Batch, Loop
 from infalign.training.solvers.base import Shaped
 from infalign.training.solvers.on_policy import OnPolicy
 
@@ -38,11 +38,11 @@ class GeneralizedAdvantage(Advantages):
     def __init__(self, critic: torch.nn.Module) -> None:
         self._critic = critic
 
-    def start(self, loop: Any) -> None:
+    def start(self, loop: Loop) -> None:
         """Prepare the critic on the device of the policy."""
         self.companion = loop.accelerator.prepare_model(self._critic.to(loop.accelerator.device))
 
-    def compute(self, loop: Any, batch: Batch) -> torch.Tensor:
+    def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
         """Return the advantages of the tokens; the returns are kept for the critic's loss."""
         import torch
 
