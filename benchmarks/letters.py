@@ -41,8 +41,15 @@ METHODS = {
     "exp10": f"{{transform: exp:10, kl_budget: 0.2, solver: qrpo, {GUIDE}}}",
     "bon-sft": f"{{solver: bon-sft, n: 8, {GUIDE}}}",
 }
-LORA = "kl_budget: 0.2, solver: qrpo, fit: {lora: {rank: 16}, learning_rate: 2.0e-4, epochs: 1, batch_size: 64}"
-FORMS = {"lora-aware": f"{{transform: optimal, {LORA}}}", "lora-ordinary": f"{{transform: raw, {LORA}}}"}
+LORA = (
+    "{{transform: {}, kl_budget: 0.2, solver: qrpo, "
+    "fit: {{lora: {}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1}}}}"
+)
+FORMS = {
+    "lora-aware": LORA.format("optimal", "{rank: 16}"),
+    "lora-ordinary": LORA.format("raw", "{rank: 16}"),
+    "last-layers": LORA.format("optimal", "{rank: 16, layers: 10}"),
+}
 KINDS = {"1": range(1, 2), "2": range(2, 3), "3 or more": range(3, 100)}  # of prompts, by their answer
 
 
