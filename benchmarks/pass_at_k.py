@@ -14,7 +14,7 @@ What is done is not repeated. Intervals: 95 %, over seeds and prompts. Twenty mi
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,21 +51,21 @@ FORMS = {
 
 
 class Rival(NamedTuple):
-    """An on-policy method: its objective in the first and in the second half, and whether a KL is steered to."""
+    """An on-policy method: its objective in the first and in the second half, and β; None is steered to a KL."""
 
     first: str
     second: str
-    steered: bool
+    beta: float | None = None
 
 
 ON_POLICY = {
-    "pass@8": Rival("pass@8", "pass@8", steered=True),
-    "rloo": Rival("rloo", "rloo", steered=True),
-    "grpo": Rival("grpo", "grpo", steered=False),
-    "grpo with KL": Rival("grpo", "grpo", steered=True),
-    "pkpo": Rival("pass@8", "pass@8", steered=False),
-    "pkpo, annealed": Rival("pass@8", "rloo", steered=False),
-    "maxrl": Rival("maxrl", "maxrl", steered=True),
+    "pass@8": Rival("pass@8", "pass@8"),
+    "rloo": Rival("rloo", "rloo"),
+    "grpo": Rival("grpo", "grpo", beta=0.0),
+    "grpo with KL": Rival("grpo", "grpo"),
+    "pkpo": Rival("pass@8", "pass@8", beta=0.0),
+    "pkpo, annealed": Rival("pass@8", "rloo", beta=0.0),
+    "maxrl": Rival("maxrl", "maxrl"),
 }
 STEPS, PROMPTS, GROUP, LENGTH, TARGET = 500, 32, 16, 4, 0.3
 RATES = {True: 2e-3, False: 5e-4}  # with and without a KL term: the better of the two, seed 0
@@ -124,15 +124,15 @@ class World:
                 logits = model(tokens, use_cache=True, **more).logits[:, -1]
         return torch.cat(drawn, 1), total
 
-    def train_rival(self, rival: Rival, seed: int) -> tuple[Any, dict[str, float]]:
-        """Train a copy of the reference on-policy; return it with β and the KL of its last steps."""
+    def train_rival(self, rival: Rival, seed: int) -> Iterator[tuple[Any, dict[str, float]]]:
+        """Train a copy of the reference on-policy; after each step yield it with β and the KL of the last steps."""
         torch.manual_seed(seed)
         model, _ = load(self.models / "reference")
-        rate = RATES[rival.steered]
+        rate = RATES[rival.beta != 0.0]
         optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.0)
         order = np.random.default_rng(seed).permuted(np.tile(np.arange(len(self.train)), (8, 1)), axis=1).ravel()
         all_ids = self.prompt_ids(self.train)
-        log_beta, kl = -2.0, 0.0
+        beta, kl = np.exp(-2.0) if rival.beta is None else rival.beta, 0.0
         groups = np.repeat(np.arange(PROMPTS), GROUP)
         for step in range(STEPS):
             for group in optimizer.param_groups:
@@ -148,16 +148,17 @@ class World:
             rewards = check([self.train[row] for row in rows], texts)
             ratio = (now.detach() - before).double().numpy()
             share = advantages(rewards, groups, rival.first if step < STEPS // 2 else rival.second)
-            if rival.steered:
-                share = share - np.exp(log_beta) * advantages(ratio, groups, "rloo")
+            if beta:
+                share = share - beta * advantages(ratio, groups, "rloo")
             loss = -(torch.from_numpy(share).float() * now).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             kl = ratio.mean() if step == 0 else 0.9 * kl + 0.1 * ratio.mean()
-            log_beta += 0.03 * np.clip((kl - TARGET) / TARGET, -1.0, 1.0)
-        return model, {"beta": float(np.exp(log_beta)) if rival.steered else 0.0, "kl": float(kl)}
+            if rival.beta is None:
+                beta *= np.exp(0.03 * np.clip((kl - TARGET) / TARGET, -1.0, 1.0))
+            yield model, {"beta": float(beta), "kl": float(kl)}
 
 
 def load(folder: Path) -> Policy:
@@ -196,7 +197,7 @@ def best_at_kl(base_PA: np.ndarray, right_PA: np.ndarray, n: int, nats: float) -
         factors = log_expit(logit_P) - np.log(p_P), log_expit(-logit_P) - np.log1p(-p_P)
         return base_PA + np.where(np.pad(right_PA, ((0, 0), (0, 1))), *(factor[:, None] for factor in factors))
 
-    return law(float(brentq(lambda log_beta: mean_kl(law(log_beta), base_PA) - nats, -5.0, 5.0)))
+    return law(float(brentq(lambda log_beta: mean_kl(law(log_beta), base_PA) - nats, -30.0, 5.0)))
 
 
 def mean_kl(law_PA: np.ndarray, base_PA: np.ndarray) -> float:
@@ -251,7 +252,8 @@ def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> Seed:
     for name in methods:
         if not (stored / f"{name}.npy").exists():
             rival = ON_POLICY.get(name)
-            model, notes = world.train_rival(rival, seed) if rival else (load(world.models / name).model, {})
+            trained = world.train_rival(rival, seed) if rival else [(load(world.models / name).model, {})]
+            *_, (model, notes) = trained
             np.save(stored / f"{name}.npy", world.law(model))
             print(f"seed {seed}: {name} {notes}", flush=True)
     laws = {name: np.load(stored / f"{name}.npy") for name in methods}

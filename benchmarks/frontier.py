@@ -1,0 +1,205 @@
+"""pass@k by the truth over KL, and over responses drawn, in the demo's world: ``benchmarks/frontier.py FOLDER SEED …``.
+
+For each seed, with the reference, the prompts and the exact pass@k of `pass_at_k.py`: guides on stored rollouts for the
+law of Best-of-8, of ordinary RLHF and of Best-of-n (`OFFLINE`), each trained for its KL and as the run saves it, with
+no factor on its log-ratio; and on-policy objectives at four weights of the KL and without (`WEIGHTS`), which also tell
+pass@8 after `SNAPSHOTS` steps. `FEW` are fits of the first law to fewer rollouts. Everything is fixed here beforehand.
+``FOLDER/frontier.png`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can have there, and pass@8
+over responses drawn; means over seeds, 95 % intervals over seeds and prompts. What is done is not repeated, so the
+seeds that are done can be drawn at any time. About an hour of an idle core per seed.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from pass_at_k import (
+    GROUP,
+    GUIDE,
+    LENGTH,
+    PROMPTS,
+    SERVED,
+    STEPS,
+    Rival,
+    World,
+    best_at_kl,
+    cell,
+    interval,
+    load,
+    mean_kl,
+    train_offline,
+)
+from seeds import Trained
+
+from infalign import fit, optimum, sample, score
+from infalign.sums import check
+
+KS = (1, 8, 64)
+BUDGETS, NS = (0.02, 0.05, 0.2, 0.6, 1.5), (2, 3, 5, 12, 40)  # nats; of Best-of-n, which has no budget
+WEIGHTS, OBJECTIVES = (0.0, 0.03, 0.1, 0.3, 1.0), ("pass@8", "rloo", "grpo", "maxrl")
+SNAPSHOTS = (1, 10, 50, 125, 250, STEPS)
+K, MOST_PROMPTS, FEW = 32, 4000, (16, 64, 256, 1024)  # prompts with K rollouts each
+LIMITS = {k: np.geomspace(0.02, most, 12) for k, most in ((1, 1.5), (8, 1.5), (64, 0.15))}  # nats; pass@64 is 100 there
+COLORS = {
+    "aware": "#0072b2",
+    "ordinary": "#d55e00",
+    "best-of-n": "#009e73",
+    "pass@8": "#56b4e9",
+    "rloo": "#e69f00",
+    "grpo": "#cc79a7",
+    "maxrl": "#85898f",
+}
+OFFLINE = {
+    **{f"aware {kl:g}": f"{{transform: optimal, kl_budget: {kl}, solver: qrpo, {GUIDE}}}" for kl in BUDGETS},
+    **{f"ordinary {kl:g}": f"{{transform: raw, kl_budget: {kl}, solver: qrpo, {GUIDE}}}" for kl in BUDGETS},
+    **{f"best-of-n {n}": f"{{solver: bon-sft, n: {n}, {GUIDE}}}" for n in NS},
+}
+
+
+class Point(NamedTuple):
+    """A policy of a seed: its mean KL in nats, the responses that were drawn for it, and pass@k of each prompt, %."""
+
+    kl: float
+    drawn: int
+    passed: Mapping[int, np.ndarray]
+
+
+class Done(NamedTuple):
+    """A seed's ids of prompts, and its points by name."""
+
+    prompt_ids: Sequence[str]
+    points: Mapping[str, Point]
+
+
+def seed_of(folder: Path, seed: int) -> Done:
+    """Train what is missing of a seed and return its points."""
+    keys = {name: name.replace(" ", "-") for name in OFFLINE}  # names of policies have no blanks
+    root = train_offline("demo", folder, seed, {keys[name]: policy for name, policy in OFFLINE.items()})
+    world, stored = World(root), root / "frontier"
+    stored.mkdir(exist_ok=True)
+
+    def laws(name: str, train: Callable[[], list[np.ndarray]]) -> np.ndarray:
+        file = stored / f"{name.replace(' ', '-')}.npy"
+        if not file.exists():
+            np.save(file, train())
+        return np.load(file)
+
+    (base,) = laws("reference", lambda: [world.law(world.reference)])
+    points = dict[str, Point]()
+
+    def add(name: str, law_PA: np.ndarray, drawn: int = 0) -> None:
+        right_P = (np.exp(law_PA)[:, :-1] * world.right_PA).sum(axis=1)
+        passed = {k: 100.0 * (1.0 - (1.0 - right_P) ** k) for k in KS}
+        points[name] = Point(mean_kl(law_PA, base), drawn, passed)
+
+    add("reference", base)
+    for name, key in keys.items():
+        add(name, *laws(name, partial(saved, world, key)), MOST_PROMPTS * K)
+    for prompts in FEW:
+        add(f"few {prompts}", *laws(f"few {prompts}", partial(fitted, world, prompts, seed)), prompts * K)
+    for objective, weight in product(OBJECTIVES, WEIGHTS):
+        name = f"{objective} {weight:g}"
+        found = laws(name, partial(on_policy, world, Rival(objective, objective, weight), seed))
+        for steps, law_PA in zip(SNAPSHOTS, found, strict=True):
+            add(name if steps == STEPS else f"{name} after {steps}", law_PA, steps * PROMPTS * GROUP)
+    for k, nats in chain.from_iterable(product([k], LIMITS[k]) for k in KS):
+        add(f"limit {k} {nats:g}", best_at_kl(base, world.right_PA, k, nats))
+    return Done(world.asked, points)
+
+
+def saved(world: World, name: str) -> list[np.ndarray]:
+    """Return the law of a policy of the run."""
+    return [world.law(load(world.models / name).model)]
+
+
+def fitted(world: World, prompts: int, seed: int) -> list[np.ndarray]:
+    """Return the law of a guide for Best-of-8 from K rollouts of the first prompts, with what `fit` finds itself."""
+    reference = str(world.models / "reference")
+    rollouts = sample(reference, world.train[:prompts], K, max_new_tokens=LENGTH, seed=seed)
+    law = optimum(score(check, rollouts), f"best-of-{SERVED}", kl=BUDGETS[1])
+    return [world.law(fit(reference, rollouts, law, guide={}, seed=seed).model)]
+
+
+def on_policy(world: World, rival: Rival, seed: int) -> list[np.ndarray]:
+    """Return the laws of an on-policy training after `SNAPSHOTS` steps."""
+    trained = enumerate(world.train_rival(rival, seed), 1)
+    return [world.law(model) for steps, (model, _) in trained if steps in SNAPSHOTS]
+
+
+def line(
+    axes: Axes, seeds: Sequence[Done], names: Sequence[str], k: int, look: Mapping[str, Any], *, drawn: bool = False
+) -> None:
+    """Draw pass@k of points over KL or responses drawn, in the order of names, with the interval of each."""
+    found = [interval([Trained(seed.prompt_ids, seed.points[name].passed[k]) for seed in seeds]) for name in names]
+    at = [np.mean([seed.points[name].drawn if drawn else seed.points[name].kl for seed in seeds]) for name in names]
+    ends = [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
+    axes.errorbar(at, [one.mean for one in found], yerr=ends, markersize=4, elinewidth=0.8, **look)
+
+
+def draw(seeds: Sequence[Done], path: Path) -> None:
+    """Draw pass@k over KL, a panel for each k, and pass@8 over responses drawn."""
+    figure, panels = plt.subplots(2, 2, figsize=(9.0, 7.0), layout="constrained")
+    offline = {
+        kind: [name for name in OFFLINE if name.startswith(f"{kind} ")] for kind in ("aware", "ordinary", "best-of-n")
+    }
+    for k, axes in zip(KS, panels.flat, strict=False):
+        line(
+            axes,
+            seeds,
+            [f"limit {k} {nats:g}" for nats in LIMITS[k]],
+            k,
+            {"color": "black", "label": "limit", "lw": 0.8},
+        )
+        for kind, names in offline.items():
+            line(axes, seeds, names, k, {"color": COLORS[kind], "label": f"{kind}, stored", "marker": "o"})
+        for kind in OBJECTIVES:
+            names = [f"{kind} {weight:g}" for weight in sorted(WEIGHTS, reverse=True)]
+            line(
+                axes, seeds, names, k, {"color": COLORS[kind], "label": f"{kind}, on-policy", "marker": "s", "ls": ":"}
+            )
+        axes.set(xscale="log", xlim=(0.015, 6.0), xlabel="KL, nats", ylabel=f"pass@{k}, %")
+    axes = panels[1, 1]
+    few = [*(f"few {prompts}" for prompts in FEW), f"aware {BUDGETS[1]:g}"]
+    line(
+        axes,
+        seeds,
+        few,
+        SERVED,
+        {"color": COLORS["aware"], "label": f"aware, stored, {BUDGETS[1]:g} nats", "marker": "o"},
+        drawn=True,
+    )
+    for kind, weight in product(OBJECTIVES, (0.0, WEIGHTS[-2])):
+        names = [f"{kind} {weight:g} after {steps}" for steps in SNAPSHOTS[:-1]] + [f"{kind} {weight:g}"]
+        look = {"color": COLORS[kind], "ls": "--" if weight else ":", "marker": "s"}
+        line(axes, seeds, names, SERVED, look, drawn=True)
+    axes.set(
+        xscale="log", xlabel="responses drawn (on-policy dashed: with KL, dotted: without)", ylabel=f"pass@{SERVED}, %"
+    )
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
+    for one in panels.flat:
+        one.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=200, metadata={"Software": None})
+
+
+def print_table(seeds: Sequence[Done]) -> None:
+    """Print KL, responses drawn and pass@k of each point."""
+    print(f"| policy | KL, nats | responses drawn | {' | '.join(f'pass@{k}' for k in KS)} |\n|{'---|' * (3 + len(KS))}")
+    for name in seeds[0].points:
+        own = [seed.points[name] for seed in seeds]
+        kl, drawn = np.mean([point.kl for point in own]), own[0].drawn
+        cells = [cell([Trained(seed.prompt_ids, seed.points[name].passed[k]) for seed in seeds]) for k in KS]
+        print(f"| {name} | {kl:.3f} | {drawn:,} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    folder, *numbers = sys.argv[1:]
+    seeds = [seed_of(Path(folder), int(number)) for number in numbers]
+    print_table(seeds)
+    draw(seeds, Path(folder) / "frontier.png")
