@@ -178,9 +178,8 @@ def draw(seeds: Sequence[Done], path: Path) -> None:
         names = [f"{kind} {weight:g} after {steps}" for steps in SNAPSHOTS[:-1]] + [f"{kind} {weight:g}"]
         look = {"color": COLORS[kind], "ls": "--" if weight else ":", "marker": "s"}
         line(axes, seeds, names, SERVED, look, drawn=True)
-    axes.set(
-        xscale="log", xlabel="responses drawn (on-policy dashed: with KL, dotted: without)", ylabel=f"pass@{SERVED}, %"
-    )
+    axes.set(xscale="log", xlabel="responses drawn", ylabel=f"pass@{SERVED}, %")
+    axes.set_title("on-policy dashed: with KL, dotted: without", fontsize="small")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     for one in panels.flat:
