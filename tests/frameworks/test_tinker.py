@@ -1,12 +1,16 @@
-"""tinker-cookbook's own code with our group advantages: what its trainer sends to be trained on."""
+"""tinker-cookbook's own code with our group advantages, and with the reward of a stored law."""
 
+import asyncio
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
+from tiny_models import words
 
-from infalign import advantages
+from infalign import CalibratedReward, advantages
 from infalign.core.errors import DataError
+from infalign.method.calibration import calibrate
 
 pytestmark = [
     pytest.mark.skipif(find_spec("tinker_cookbook") is None, reason="make test-frameworks installs tinker-cookbook"),
@@ -46,3 +50,30 @@ def test_the_trainer_sends_our_advantages(monkeypatch: pytest.MonkeyPatch) -> No
     assert sent == [pytest.approx([0.0, one, one]) for row in expected for one in row]
     with pytest.raises(DataError, match="pass@2 needs at least 2 responses per group; one group has 1"):
         train.compute_advantages([group([1.0])])
+
+
+def test_an_environment_gives_the_reward_of_a_stored_law() -> None:
+    """The step of its own `ProblemEnv` decodes the response and asks `CalibratedReward.score`."""
+    from tinker_cookbook.renderers.role_colon import RoleColonRenderer
+    from tinker_cookbook.rl.problem_env import ProblemEnv
+
+    reward = CalibratedReward(lambda prompts, responses: [float(len(text)) for text in responses], "exp:10")
+    reference_rewards = [1.0, 2.0, 5.0, 9.0]
+
+    class Env(ProblemEnv):
+        def get_question(self) -> str:
+            return "Hi"
+
+        def check_answer(self, sample_str: str) -> Any:
+            asked = [{"role": "user", "content": self.get_question()}]
+            return reward.score(asked, sample_str, reference_rewards).score
+
+        def check_format(self, sample_str: str) -> bool:
+            return True
+
+        def get_reference_answer(self) -> str:
+            return ""
+
+    environment = Env(RoleColonRenderer(words()), format_coef=0.0)
+    done = asyncio.run(environment.step([5, 6]))  # w5 w6
+    assert done.reward == pytest.approx(np.exp(10 * (calibrate(5.0, reference_rewards) - 1)))
