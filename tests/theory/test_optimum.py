@@ -240,8 +240,8 @@ def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "needs either beta or a KL budget"),
-        ({"beta": 1.0, "kl": 1.0}, "needs either beta or a KL budget"),
+        ({}, "exactly one of kl and beta"),
+        ({"beta": 1.0, "kl": 1.0}, "exactly one of kl and beta"),
         *(({"beta": beta}, f"beta must be positive and finite, found {beta}") for beta in (0.0, -1.0, np.nan, np.inf)),
         *(({"kl": kl}, f"the KL budget must be positive and finite, found {kl}") for kl in (0, -0.5, np.nan, np.inf)),
         ({"beta": 1e20}, r"beta = 1e\+20 leaves the base policy unchanged; lower it"),

@@ -17,7 +17,7 @@ from infalign.method.calibration import Array, reward_table, tied_prompts
 from infalign.method.laws import Law, Measure, best_of, of_rewarded
 from infalign.method.optimum import Objective, Optimal, optimum
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
-from infalign.method.roots import find_log_beta
+from infalign.method.roots import check_strength, find_log_beta
 from infalign.method.shapings import Shaping, as_shaping, budget_beta, log_ratios, mean_kl, shape_rollouts
 from infalign.method.transforms import Log, Transformation
 from infalign.theory.law import RankLaw, aligned_law, law_at_kl
@@ -198,10 +198,7 @@ def tilted(
     """
     shaped_by = as_shaping(shaping)
     rewards = reward_table(rewards_PK)
-    if (kl is None) == (beta is None):
-        raise ConfigError("give exactly one of kl and beta")
-    if beta is not None and not 0 < beta < np.inf:
-        raise ConfigError(f"beta must be positive and finite, found {beta}")
+    check_strength(kl, beta)
     found, spent, over = _strength(shaped_by, np.sort(rewards, axis=1), kl, beta)
     return Law(log_ratios(shape_rollouts(shaped_by, rewards), found), rewards, shaped_by, found, spent, over)
 
