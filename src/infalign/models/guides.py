@@ -34,14 +34,8 @@ class Head(nn.Module, ABC):
 
     def start(self, output: nn.Linear) -> None:
         """Make Q zero."""
-        self.scale(0.0)
-
-    @torch.no_grad()
-    def scale(self, factor: float) -> None:
-        """Multiply Q, which is linear in each layer of the head, by ``factor``."""
-        for layer in self.children():
-            for weight in layer.parameters():
-                weight.mul_(factor)
+        for weight in self.parameters():
+            weight.zero_()
 
     @abstractmethod
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
