@@ -278,7 +278,6 @@ class Classes:
         return np.asarray((np.diff(self.procedure.distortion(cdf), axis=1) * w).sum(axis=1))
 
     def mean(self, of_laws: Array) -> float:
-        """Return the mean over prompts."""
         return float(of_laws[self.of_prompt].mean())
 
     def beta_at(self, kl: float) -> float:

@@ -48,7 +48,6 @@ class ReferenceVocabularyHead(Head):
     shares_product = True
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return (last + A·h + b)·Eᵀ."""
         logits: Tensor = output(last + self.linear(hidden))
         return logits
 
@@ -66,7 +65,6 @@ class OwnVocabularyHead(Head):
         self.embedding.copy_(output.weight)
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return the reference's logits + (A·h + b)·Eᵀ."""
         logits: Tensor = output(last) + self.linear(hidden) @ self.embedding.T
         return logits
 
@@ -119,7 +117,6 @@ class NetworkGuide(Guide):
         self.head = _head(settings, self.network.config.hidden_size, reference, OwnVocabularyHead)
 
     def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
-        """Return those of the network."""
         found: Tensor = self.network(**asked).last_hidden_state[:, kept]
         return found
 
@@ -146,7 +143,6 @@ class SideGuide(Guide):
         self.network.get_input_embeddings().requires_grad_(False)
 
     def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
-        """Return those of the network over the states."""
         asked |= {"input_ids": None, "inputs_embeds": self.read(states)}
         found: Tensor = self.network(**asked).last_hidden_state[:, kept]
         return found

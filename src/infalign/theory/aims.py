@@ -90,25 +90,20 @@ class Tilt(Aim):
 
     @property
     def name(self) -> str:
-        """The shaping's."""
         return self.shaping.name
 
     @property
     def transform(self) -> Transformation | None:
-        """The transformation, if the shaping is by the rank."""
         return self.shaping.transform
 
     @property
     def scale(self) -> float:
-        """The shaping's."""
         return self.shaping.scale
 
     def law(self, rewards_PK: ArrayLike) -> Law:
-        """Return the tilted law."""
         return tilted(rewards_PK, self.shaping, kl=self.kl, beta=None if self.beta is None else self.beta / self.scale)
 
     def shaping_named(self, name: str) -> Shaping:
-        """Return its shaping."""
         return self.shaping
 
 
@@ -120,7 +115,6 @@ class Best(Tilt):
     shaping: Shaping = Log().shaping
 
     def law(self, rewards_PK: ArrayLike) -> Law:
-        """Return the law of the best of n rollouts."""
         return best_of(rewards_PK, self.n)
 
     def _rank_law(self, kl: float | None) -> RankLaw | None:
@@ -147,11 +141,9 @@ class StoredOptimum(Aim):
         return replace(self, procedure=procedure, kl=kl, beta=beta)
 
     def law(self, rewards_PK: ArrayLike) -> Law:
-        """Return the optimum."""
         return optimum(rewards_PK, self.procedure, kl=self.kl, beta=self.beta, objective=self.objective)
 
     def shaping_named(self, name: str) -> Shaping:
-        """Return the transformed reward of the optimum."""
         found = Optimal.parse(name, self.procedure)
         assert found is not None, name
         return found

@@ -81,7 +81,6 @@ class Settings(Shaped, OnPolicy):
     solver: Literal["ppo"]
 
     def ascent(self, law: Law | None, procedure: Served) -> Ascent:
-        """Return that with advantages from a critic."""
         return replace(super().ascent(law, procedure), advantages=self.advantages)
 
     def advantages(self, reference: str) -> Advantages:
