@@ -17,8 +17,8 @@ from infalign.data.tasks import task_rows
 from infalign.method.by_name import ByName
 from infalign.rewards.base import Batch, score
 from infalign.rewards.checkers import math_verify
-from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
+from infalign.rewards.sources import function_reward
 
 QUESTIONS = [[{"role": "user", "content": f"{n} + {n}?"}] for n in range(3)]
 PROMPTS = [QUESTIONS[row // 2] for row in range(6)]

@@ -31,27 +31,6 @@ CHECKED = np.array([[0.0] * (K - c) + [1.0] * c for c in COUNTS])
 FREE = np.sort(np.random.default_rng(0).normal(size=(12, K)))
 
 
-def spent(p: Array, gap: Array, beta: float) -> float:
-    """Return the mean KL of policies with logit q = logit p + gap/β, where there is signal."""
-    q = expit(logit(p) + gap / beta)
-    return float((rel_entr(q, p) + rel_entr(1 - q, 1 - p))[(p > 0) & (p < 1)].sum() / p.size)
-
-
-@pytest.mark.parametrize(
-    ("name", "gap"),
-    [
-        ("raw", np.ones_like),
-        ("identity", lambda p: np.full_like(p, 0.5)),
-        ("exp:10", lambda p: np.exp(10 * (1 - p / 2)) - np.exp(10 * (1 - p) / 2)),
-    ],
-)
-def test_rewards_of_0_and_1_have_the_beta_of_their_closed_form(name: str, gap: Any) -> None:
-    """Mid-ranks are 1 − p/2 and (1 − p)/2; β of raw Φ by root finding on the success probabilities."""
-    with np.errstate(divide="ignore"):
-        root = brentq(lambda x: spent(COUNTS / K, gap(COUNTS / K), np.exp(x)) - 0.2, -8, 14, xtol=1e-13)
-    assert tilted(CHECKED, name, kl=0.2).paper_beta == pytest.approx(np.exp(root), rel=1e-9)
-
-
 @pytest.mark.parametrize("transform", [Exponential(10), Exponential(-10)])
 def test_rewards_without_ties_have_the_beta_of_continuous_ranks(transform: Exponential) -> None:
     """Exactly; where some prompts have ties, both kinds together spend the budget."""

@@ -19,7 +19,7 @@ from infalign.data.messages import prompts_of
 from infalign.evaluation.budget import about_budgets, budget_rows
 from infalign.evaluation.diagnostics import rank_error
 from infalign.method.calibration import Array
-from infalign.method.procedures import BaseQuantile, Draws, Served
+from infalign.method.procedures import BaseQuantile, Draws, Served, Standard
 from infalign.pipeline.records import records
 from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
@@ -120,7 +120,7 @@ def _pictures(
     return {
         "kl": [
             win_rate_by_kl(results, procedure, by, looks, curves)
-            for procedure in evaluated.drawn_procedures()
+            for procedure in dict.fromkeys([evaluated.procedure, Standard(), evaluated.rewind])
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],
         "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
