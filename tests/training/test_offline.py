@@ -10,25 +10,20 @@ import torch
 from enumerable import Enumerable
 from offline_solvers import METHODS, TAU, trained
 from peft import TaskType
-from scipy.special import logsumexp
 from transformers import TrainingArguments
 
 from infalign.core.errors import DataError
-from infalign.method.calibration import Array, calibrate
-from infalign.method.laws import best_of
-from infalign.method.procedures import BestOfN, Standard
+from infalign.method.calibration import Array
 from infalign.method.transforms import Exponential, Identity, parse_transform
 from infalign.models.packed import packing, response_logprobs
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
 from infalign.theory.aims import tilted
-from infalign.theory.law import aligned_law, law_at_kl
+from infalign.theory.law import law_at_kl
 from infalign.training.common import LossTrainer, trainer_config, with_adapter
 from infalign.training.offline_trainer import RolloutRegression, _Collator, fit_to_rollouts
-from infalign.training.solvers import read_solver
 from infalign.training.solvers.pairs import bonbon, bonbon_margin, ipo
 from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
-from infalign.training.solvers.resample import weighted_likelihood
 
 QUICK = ("qrpo guided",)
 

@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from scipy.optimize import brentq
-from scipy.special import expit, logit, rel_entr
+from scipy.special import expit, logit
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import write_table
-from infalign.method.calibration import Array
 from infalign.method.optimum import Classes, Optimal, optimum
 from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.method.shapings import Ranked, mean_kl, shape_rollouts

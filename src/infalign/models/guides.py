@@ -48,8 +48,7 @@ class ReferenceVocabularyHead(Head):
     shares_product = True
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        logits: Tensor = output(last + self.linear(hidden))
-        return logits
+        return output(last + self.linear(hidden))
 
 
 class OwnVocabularyHead(Head):
@@ -65,8 +64,7 @@ class OwnVocabularyHead(Head):
         self.embedding.copy_(output.weight)
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        logits: Tensor = output(last) + self.linear(hidden) @ self.embedding.T
-        return logits
+        return output(last) + self.linear(hidden) @ self.embedding.T
 
 
 class TopTokenHead(Head):
@@ -81,8 +79,7 @@ class TopTokenHead(Head):
         logits: Tensor = output(last)
         top, ids = logits.topk(min(self.count, logits.shape[-1]))
         q = embedding_products(self.linear(hidden).flatten(0, -2), ids.flatten(0, -2), output.weight).view(ids.shape)
-        guided: Tensor = (logits + self.others(hidden)).scatter(-1, ids, (top + q).to(logits.dtype))
-        return guided
+        return (logits + self.others(hidden)).scatter(-1, ids, (top + q).to(logits.dtype))
 
     def class_logits(self, top: TopTokens, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Return the guided logits of the classes of T tokens, (T, count + 1), from hidden states (T, hidden)."""
@@ -117,8 +114,7 @@ class NetworkGuide(Guide):
         self.head = _head(settings, self.network.config.hidden_size, reference, OwnVocabularyHead)
 
     def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
-        found: Tensor = self.network(**asked).last_hidden_state[:, kept]
-        return found
+        return self.network(**asked).last_hidden_state[:, kept]
 
 
 class SideGuide(Guide):
@@ -144,8 +140,7 @@ class SideGuide(Guide):
 
     def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
         asked |= {"input_ids": None, "inputs_embeds": self.read(states)}
-        found: Tensor = self.network(**asked).last_hidden_state[:, kept]
-        return found
+        return self.network(**asked).last_hidden_state[:, kept]
 
 
 FORMS: Mapping[str, Callable[..., Guide]] = {"network": NetworkGuide, "side": SideGuide}
