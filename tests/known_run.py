@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import micro
 import numpy as np
 import pyarrow as pa
 from rich.console import Console
@@ -117,7 +118,7 @@ LEFT = {  # units that are no more of the recipe
 
 def report(recipe: Recipe, root: Path) -> None:
     """Write the report of what the recipe has."""
-    write(recipe, Layout(root), [name for name in records(root) if name not in LEFT])
+    write(recipe, Layout(root), [name for name in records(root) if name not in LEFT], on_progress=micro.silent)
 
 
 def html_of(root: Path) -> str:

@@ -17,8 +17,6 @@ from psutil import Process
 from transformers import Trainer, TrainingArguments
 
 from infalign.core.sequences import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import tie_rate
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute, Fit
 from infalign.rewards.base import Batch
@@ -150,14 +148,6 @@ def peaks(folder: Path, count: int) -> tuple[int, int, int]:
         np.testing.assert_array_equal(rewards, np.tile(np.arange(float(K)), count))
 
     return peak(lambda: draw(Long(1000), prompts(count), K, folder, on_progress=silent)), peak(score), peak(score)
-
-
-def test_ties_are_counted_alike_in_every_chunk() -> None:
-    """The share of ties of each of 9,000 prompts, more than are looked at together, is that of its pairs."""
-    rng = np.random.default_rng(0)
-    ours, theirs = rng.integers(4, size=(2, 9_000, 8)).astype(float)
-    expected = (ours[:, :, None] == theirs[:, None, :]).mean(axis=(1, 2))
-    np.testing.assert_allclose(tie_rate(Samples(ours, ours), Samples(theirs, theirs)), expected)
 
 
 class Pieces:

@@ -63,14 +63,6 @@ def test_intervals_cover_rare_differences(prompts: int, won: float, lost: float)
     assert -0.2 < tie.low < -0.03 < 0.03 < tie.high < 0.2
 
 
-def test_a_higher_confidence_is_a_wider_interval_to_the_end() -> None:
-    """Also where so few resamples have no quantile."""
-    values = np.random.default_rng(0).beta(2, 3, size=40)
-    found = [estimate(values, confidence=1 - 10.0**-digits) for digits in range(1, 10)]
-    assert np.all(np.diff([interval.low for interval in found]) < 0)
-    assert np.all(np.diff([interval.high for interval in found]) > 0)
-
-
 @pytest.mark.parametrize("prompts", [2, 20, 300])
 def test_all_won_is_not_certain(prompts: int) -> None:
     """Of P prompts all won the interval ends at Clopper and Pearson's (α/2)^(1/P), all lost at its mirror image."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import micro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -128,7 +129,7 @@ def script_in_response(lab: Lab) -> None:
         table = pq.read_table(shard)
         texts = pa.array([attack] * table.num_rows)
         write_table(shard, table.set_column(table.column_names.index("text"), "text", texts))
-    write(load_recipe(root / "recipe.yaml"), Layout(root), list(records(root)))
+    write(load_recipe(root / "recipe.yaml"), Layout(root), list(records(root)), on_progress=micro.silent)
     html = (root / "report.html").read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<img src=x" not in html

@@ -18,9 +18,9 @@ from infalign.data.messages import prompt_id
 from infalign.method.calibration import calibrate
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch
-from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, score_to
 from infalign.rewards.server import RemoteReward
+from infalign.rewards.sources import function_reward
 from infalign.world import gold
 
 GOLD = "reward={function: 'infalign.world:gold'}"

@@ -84,20 +84,11 @@ def test_a_prompt_that_a_framework_has_changed_is_refused(prompt: Any, said: str
         score(prompt, "Knead.", REFERENCES, prompt_id=prompt_id(PROMPT))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("INFALIGN_REWARD", "", "INFALIGN_REWARD is not set"),
-        ("INFALIGN_TRANSFORM", "", "INFALIGN_TRANSFORM is not set"),
-    ],
-)
-def test_a_variable_that_says_nothing_usable_is_named(
-    environment: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, said: str
-) -> None:
+@pytest.mark.parametrize("name", ["INFALIGN_REWARD", "INFALIGN_TRANSFORM"])
+def test_a_variable_that_is_not_set_is_named(environment: pytest.MonkeyPatch, name: str) -> None:
     """Before anything is scored."""
-    environment.setenv("INFALIGN_REWARD", str(tmp_path))
-    environment.setenv(name, value) if value else environment.delenv(name)
-    with pytest.raises(ConfigError, match=said):
+    environment.delenv(name)
+    with pytest.raises(ConfigError, match=f"{name} is not set"):
         score(PROMPT, "Knead.", REFERENCES)
 
 

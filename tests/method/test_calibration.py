@@ -107,7 +107,7 @@ def test_the_reward_function_refuses_what_trl_would_train_on() -> None:
         CalibratedReward(lengths, Identity())(["p"], ["a"])
     with pytest.raises(DataError, match="is nan"):
         CalibratedReward(lambda prompts, responses: [np.nan], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])
-    with pytest.raises(DataError, match=r"shape \(2,\) for 1 responses"):
+    with pytest.raises(DataError, match="returned 2 rewards for the 1 responses"):
         CalibratedReward(lambda prompts, responses: [0.0, 0.0], Identity())(
             ["p"], ["a"], reference_rewards=[[0.0, 1.0]]
         )

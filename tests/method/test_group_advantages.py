@@ -1,7 +1,7 @@
 """Advantages of a group have, over all groups that a policy can draw, the gradient of their objective."""
 
 from collections.abc import Callable
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ import torch
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.method.group_advantages import advantages
+from infalign.method.group_advantages import advantages, served_win_rate
+from infalign.method.procedures import BestOfN, WorstOfN
 
 POLICY, SIZE = np.array([0.3, 0.1, 0.4, 0.2]), 4
 CHECKED, GRADED = np.array([0.0, 1.0, 0.0, 1.0]), np.array([0.5, 1.0, 0.0, 0.5])  # responses of equal reward tie
@@ -122,3 +123,20 @@ def test_large_groups_have_finite_advantages() -> None:
     assert advantages(one, [0] * 4096, "pass@2048") == pytest.approx(4096 * 0.5 * one, rel=1e-10)
     most = advantages(np.eye(1, 100_001)[0], [0] * 100_001, "pass@100000")
     assert most[0] == pytest.approx(100_000, rel=1e-9)
+
+
+@pytest.mark.parametrize("procedure", [BestOfN(1), BestOfN(3), WorstOfN(2)])
+def test_the_win_rate_over_what_is_served_is_the_mean_over_all_sets_of_references(
+    procedure: BestOfN | WorstOfN,
+) -> None:
+    """It is counted over every set of N references, ties one half, and is u^N in the limit; N of fewer is refused."""
+    references = np.array([0.0, 1.0, 1.0, 2.0, 5.0])
+    extreme = max if isinstance(procedure, BestOfN) else min
+    for reward in (-1.0, 1.0, 1.5, 9.0):
+        served = np.array([extreme(chosen) for chosen in combinations(references, procedure.n)])
+        counted = np.mean((reward > served) + 0.5 * (reward == served))
+        assert served_win_rate(reward, references, procedure) == pytest.approx(counted)
+    exact = 0.3**procedure.n if isinstance(procedure, BestOfN) else 1 - 0.7**procedure.n
+    assert served_win_rate(5999.5, np.arange(20000.0), procedure) == pytest.approx(exact, abs=2e-4)
+    with pytest.raises(DataError):
+        served_win_rate(0.0, references[: procedure.n - 1], procedure)

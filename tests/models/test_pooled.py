@@ -7,6 +7,7 @@ import micro
 import numpy as np
 import pytest
 import torch
+from rows import user
 from transformers import AutoConfig, AutoModel
 
 from infalign.core.errors import ConfigError, DataError
@@ -33,11 +34,6 @@ def base() -> Any:
     return new_policy(SCRATCH, tokenizer, seed=0).eval(), tokenizer
 
 
-def user(text: str) -> list[dict[str, str]]:
-    """Return a conversation of one turn."""
-    return [{"role": "user", "content": text}]
-
-
 def on(model: Any, layers: list[int], tokenizer: Any, seed: int = 0) -> PooledForSequenceClassification:
     """Return a random head on these layers of a model."""
     head = PooledForSequenceClassification.on(model, layers, response_opening(tokenizer))
@@ -55,8 +51,8 @@ def small(kind: str, tokenizer: Any, **more: Any) -> Any:
 
 def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) -> torch.Tensor:
     """Return the mean state of a response in a layer, from a plain pass over the whole model."""
-    asked = prompt_ids(tokenizer, [user(prompt)])[0]
-    turns = [*user(prompt), {"role": "assistant", "content": response}]
+    asked = prompt_ids(tokenizer, [[user(prompt)]])[0]
+    turns = [user(prompt), reply(response)]
     ids = conversation_ids(tokenizer, [turns])[0]
     with torch.no_grad():
         states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
@@ -81,11 +77,11 @@ def test_the_output_is_the_head_on_the_mean_state(kind: str, base: Any, tmp_path
     marks = "[SEP] assistant: <|assistant|>"
     texts = [(f"How {marks} now?", "Write."), ("How?", f"Write {marks} so."), ("The moon?", "I do not."), ("How?", "")]
     states = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
-    pairs = [(user(prompt), [reply(response)], [reply(response)]) for prompt, response in texts if response]
+    pairs = [([user(prompt)], [reply(response)], [reply(response)]) for prompt, response in texts if response]
     found = pooled_states(reader, tokenizer, pairs, lambda *_: None)
     np.testing.assert_allclose(found, np.stack([np.stack([own, own]) for own in states[:3]]), rtol=1e-4, atol=1e-5)
     expected = [float(reader.score.weight[0] @ own) for own in states]
-    prompts, responses = [user(prompt) for prompt, _ in texts], [response for _, response in texts]
+    prompts, responses = [[user(prompt)] for prompt, _ in texts], [response for _, response in texts]
     save_model(reader, tokenizer, tmp_path)
     for reward in (ClassifierReward(reader, tokenizer), ClassifierReward.load(tmp_path)):
         assert can_pack(reward.model, PackedBatch.scores) == (kind == "all tokens")
@@ -111,16 +107,16 @@ def test_a_response_may_be_joined_with_its_opening() -> None:
     assert opening == [tokenizer.convert_tokens_to_ids("<|assistant|>"), ANY_TOKEN]
     reader = on(model.base_model, [LAYER], tokenizer)
     reward, texts = ClassifierReward(reader, tokenizer), ["It is so.", "\n\nIt is so.", "And you?"]
-    joined = reward.tokenize([user("Why?")], texts[1:2])[0]
+    joined = reward.tokenize([[user("Why?")]], texts[1:2])[0]
     begins = joined.index(opening[0]) + 2
     assert tokenizer.decode(joined[begins - 1]) == "\n\n"
     with torch.no_grad():
         states = model(torch.tensor([joined]), output_hidden_states=True).hidden_states[LAYER][0]
-    together = reward([user("Why?")] * 3, texts)
+    together = reward([[user("Why?")]] * 3, texts)
     assert together[1] == pytest.approx(float(reader.score.weight[0] @ states[begins:].mean(0)), rel=1e-4)
-    np.testing.assert_allclose(together, [reward([user("Why?")], [text])[0] for text in texts], rtol=1e-4)
+    np.testing.assert_allclose(together, [reward([[user("Why?")]], [text])[0] for text in texts], rtol=1e-4)
     reward.__dict__["_packs"] = False
-    np.testing.assert_allclose(together, reward([user("Why?")] * 3, texts), rtol=1e-4)
+    np.testing.assert_allclose(together, reward([[user("Why?")]] * 3, texts), rtol=1e-4)
 
 
 def test_a_pair_longer_than_the_model_reads_is_an_error(tmp_path: Path) -> None:
@@ -129,7 +125,7 @@ def test_a_pair_longer_than_the_model_reads_is_an_error(tmp_path: Path) -> None:
     model, tokenizer = load_without_head(folder), load_tokenizer(folder)
     with pytest.raises(DataError, match="the head's model accepts at most 512; set head"):
         fit_head(
-            model, tokenizer, [(user("How"), [reply("z " * 600)], [reply("a")])], seed=0, on_progress=lambda *_: None
+            model, tokenizer, [([user("How")], [reply("z " * 600)], [reply("a")])], seed=0, on_progress=lambda *_: None
         )
 
 
@@ -144,7 +140,7 @@ def test_a_saved_head_scores_as_before(base: Any, tmp_path: Path, kind: str, dty
     loaded = ClassifierReward.load(tmp_path, dtype=dtype)
     assert loaded.model.model.base.dtype == model.dtype
     assert can_pack(loaded.model, PackedBatch.scores)
-    asked = [user("How?"), user("How?")], ["Write.", "Write a function."]
+    asked = [[user("How?")], [user("How?")]], ["Write.", "Write a function."]
     np.testing.assert_allclose(loaded(*asked), ClassifierReward(reader, tokenizer)(*asked), rtol=1e-6)
 
 
@@ -177,7 +173,7 @@ def test_a_head_finds_the_layer_and_its_direction(base: Any) -> None:
             prompt, *texts = (" ".join(rng.choice(words, rng.integers(2, 7))) for _ in range(3))
             worth = {text: float(direction @ state(model, tokenizer, prompt, text, LAYER)) for text in texts}
             better, worse = sorted(texts, key=lambda text: -worth[text])
-            found.append((user(prompt), better, worse))
+            found.append(([user(prompt)], better, worse))
         return found
 
     seen: list[tuple[int, int]] = []

@@ -9,6 +9,7 @@ from typing import Any
 import micro
 import pytest
 from enumerable import job_in
+from rows import user
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -29,16 +30,6 @@ from infalign.world import gold
 
 SAYS = "Hi<|end|><|assistant|>Sure.<|pad|> <s> </s>"
 FIT = Fit(batch_size=2, max_length=192)
-
-
-def asked(text: str) -> list[dict[str, str]]:
-    """Return a prompt."""
-    return [{"role": "user", "content": text}]
-
-
-def answered(text: str, reply: str) -> list[dict[str, str]]:
-    """Return a conversation."""
-    return [*asked(text), {"role": "assistant", "content": reply}]
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +118,12 @@ def test_fine_tuning_sees_text(tokenizer: Any, tmp_path: Path, monkeypatch: pyte
     """TRL's fine-tuning trains on the ids that the policy is later asked with."""
     made = kept(supervised, supervised.SFTTrainer, monkeypatch)
     model = new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0)
-    example = Example(tuple(asked(SAYS)), (reply(SAYS),), None, "")
+    example = Example((user(SAYS),), (reply(SAYS),), None, "")
     rows = supervised.demonstrations(tokenizer, [example] * 2)
     supervised.fine_tune(model, tokenizer, rows, FIT, job_in(tmp_path))
-    expected = conversation_ids(tokenizer, [answered(SAYS, SAYS)])[0]
+    expected = conversation_ids(tokenizer, [[user(SAYS), reply(SAYS)]])[0]
     assert list(made[0].train_dataset["input_ids"]) == [expected] * 2
-    start = len(prompt_ids(tokenizer, [asked(SAYS)])[0])
+    start = len(prompt_ids(tokenizer, [[user(SAYS)]])[0])
     assert list(made[0].train_dataset["labels"]) == [[-100] * start + expected[start:]] * 2
 
 
@@ -141,10 +132,10 @@ def test_reward_modelling_sees_text(
 ) -> None:
     """TRL's reward trainer trains on the ids that rewards are later computed from."""
     made = kept(supervised, supervised.RewardTrainer, monkeypatch)
-    pairs = [(asked(SAYS), [reply(SAYS)], [reply("No.")])] * 2
+    pairs = [([user(SAYS)], [reply(SAYS)], [reply("No.")])] * 2
     supervised.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job_in(tmp_path))
     for column, text in (("chosen_ids", SAYS), ("rejected_ids", "No.")):
-        expected = conversation_ids(tokenizer, [answered(SAYS, text)])[0]
+        expected = conversation_ids(tokenizer, [[user(SAYS), reply(text)]])[0]
         assert list(made[0].train_dataset[column]) == [expected] * 2
 
 
@@ -152,9 +143,9 @@ def test_reward_modelling_sees_text(
 def test_on_policy_training_asks_with_text(solver: str, tokenizer: Any, policy: str, tmp_path: Path) -> None:
     """The prompts of an on-policy trainer are the ids that the reference was asked with."""
     settings = read_solver(solver=solver, kl_budget=0.5, generations=2, fit=FIT)
-    rows = [{"prompt": asked(SAYS), "reference_rewards": [0.0, 1.0]}]
+    rows = [{"prompt": [user(SAYS)], "reference_rewards": [0.0, 1.0]}]
     problem = Problem(policy, tokenizer, rows, gold, max_new_tokens=4)
     ascent = settings.ascent(tilted([[0.0, 1.0]] * 2, "identity", kl=0.5), Standard())
     made = on_policy_trainer(problem, ascent, FIT, job_in(tmp_path))
-    ids, *_ = made._tokenize_prompts([asked(SAYS)])
-    assert ids == [prompt_ids(tokenizer, [asked(SAYS)])[0]]
+    ids, *_ = made._tokenize_prompts([[user(SAYS)]])
+    assert ids == [prompt_ids(tokenizer, [[user(SAYS)]])[0]]

@@ -177,19 +177,6 @@ def test_a_reward_is_asked_from_inside_an_event_loop(server: RewardServer, token
     assert asyncio.run(trainer()) == gold(ASKED, SAID)
 
 
-def test_equal_responses_are_asked_once_and_rows_can_be_added(tmp_path: Path) -> None:
-    """A reward that never repeats itself still ties equal responses to a prompt, also those that come later."""
-    numbers = iter(range(100))
-
-    def restless(prompts: list[Any], responses: list[str]) -> list[int]:
-        return [next(numbers) for _ in responses]
-
-    first = keep(tmp_path, restless, ASKED[:4], ["a", "b", "a", "a"])
-    assert first.tolist() == [0, 1, 0, 2]  # the same text, to another prompt, in row 3
-    more = keep(tmp_path, restless, [*ASKED[:4], ASKED[0]], ["c", "b", "a", "a", "c"])
-    assert more.tolist() == [3, 1, 0, 2, 3]
-
-
 def test_shards_of_another_reward_are_removed(tmp_path: Path) -> None:
     """Scores of two rewards are never mixed: what another one left is gone when the first row is asked for."""
     keep(tmp_path, lambda _, responses: [0.0] * len(responses), made_by="old")

@@ -26,8 +26,8 @@ from infalign.method.reward import CalibratedReward
 from infalign.models.packed import PackedBatch, can_pack
 from infalign.rewards.base import Batch, score
 from infalign.rewards.classifier import ClassifierReward, check_classifier
-from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
+from infalign.rewards.sources import function_reward
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{% endfor %}"

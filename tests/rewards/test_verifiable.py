@@ -17,8 +17,8 @@ from infalign.data.tasks import task_rows
 from infalign.method.by_name import ByName
 from infalign.rewards.base import Batch, score
 from infalign.rewards.checkers import math_verify
-from infalign.rewards.function import function_reward
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
+from infalign.rewards.sources import function_reward
 
 QUESTIONS = [[{"role": "user", "content": f"{n} + {n}?"}] for n in range(3)]
 PROMPTS = [QUESTIONS[row // 2] for row in range(6)]
@@ -78,7 +78,6 @@ def test_a_response_that_the_reference_gave_too_ties_with_it(tmp_path: Path) -> 
     [
         ([None, 1, 1, 0, 1, 0], r"None for 1 of the 2 responses to prompt \w+, first in row 0; return None for all"),
         ([1, 0, 1, 0, 1], r"returned 5 rewards for the 6 responses of rows 0 to 5 \(first prompt \w+\)"),
-        ([1, 0, math.nan, 0, 1, 0], r"row 2 \(prompt \w+\): found nan; rewards must be finite"),
         ([1, 0, "1", 0, 1, 0], r"row 2 \(prompt \w+\): found a str; return a number for every response"),
     ],
 )

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from copy import deepcopy
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any
 import micro
 import pytest
 from chat_templates import FAMILIES, tokenizer_of
-from pydantic import ValidationError
 from rich.console import Console
 
 from infalign.core.errors import ConfigError, DataError
@@ -247,11 +245,9 @@ def test_a_dry_run_loads_no_library_of_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"gold": {"function": "nowhere.at_all:gold"}}, "cannot import nowhere.at_all"),
         ({"gold": {"url": "http://127.0.0.1:9/x", "api_key_env": "INFALIGN_NO_KEY"}}, "INFALIGN_NO_KEY"),
         ({"judge": {"model": "./nowhere"}}, r"judge\.model: the folder \./nowhere does not exist"),
         ({"run_dir": "/dev/null"}, "/dev/null is not a folder"),
-        ({"run_dir": "/dev/null/run"}, "/dev/null is not a folder"),
         (
             {"data": {"sources": [{"world": 5}], "max_prompt_tokens": 180}},
             "only 0 test prompts with at most .* are left, but a run needs at least 4",
@@ -265,15 +261,6 @@ def test_a_run_refuses_at_once_what_its_dry_run_refuses(tmp_path: Path, change: 
         with pytest.raises((ConfigError, DataError), match=said):
             act()
     assert not (tmp_path / "run" / "data").exists()
-
-
-@pytest.mark.parametrize(("section", "key", "value"), [("compute", "processes", 100_000), ("policy", "epochs", 1e18)])
-def test_no_recipe_asks_for_what_no_machine_has(tmp_path: Path, section: str, key: str, value: float) -> None:
-    """The range is in the schema."""
-    settings = deepcopy(micro.settings(tmp_path))
-    (settings[section] if section == "compute" else settings[section]["fit"])[key] = value
-    with pytest.raises(ValidationError, match="less than or equal to"):
-        Recipe.model_validate(settings)
 
 
 def test_as_many_prompts_as_have_their_rollouts_in_time(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from infalign.pipeline.records import records
 from infalign.recipe.fingerprints import Digests, settings_of
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.rewards.function import function_reward
+from infalign.rewards.sources import function_reward
 from infalign.steps.run import Run
 from infalign.world import dialogues
 

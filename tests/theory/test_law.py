@@ -34,17 +34,6 @@ def test_log_with_beta_one_over_n_minus_one_is_best_of_n_itself(n: int) -> None:
         assert law.win_rate(BestOfN(served)) == pytest.approx(n / (n + 1), abs=1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4, 16])
-@pytest.mark.parametrize("transform", ["identity", "exp:5", "exp:-10"])
-def test_reflection_swaps_best_and_worst(transform: str, n: int) -> None:
-    """Reflecting the density keeps the KL and sends W of Best-of-N to 1 − W of Worst-of-N."""
-    phi = parse_transform(transform)
-    law = aligned_law(phi, beta=0.7 * phi.scale)
-    mirror = aligned_law(Function("mirrored", lambda u: phi(1 - u)), beta=0.7)
-    assert mirror.kl == pytest.approx(law.kl, rel=1e-9)
-    assert mirror.win_rate(WorstOfN(n)) == pytest.approx(1 - law.win_rate(BestOfN(n)), abs=1e-9)
-
-
 def test_beta_converts_between_raw_and_normalised() -> None:
     """e^{10u} at KL = 1 has the paper's β near 5·10³, which is 0.241 for the normalised Φ."""
     beta = law_at_kl(Exponential(10), kl=1.0).beta

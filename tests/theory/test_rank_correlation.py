@@ -4,28 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from finite_model import FiniteModel
 from rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
-from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri, softmax
+from scipy.special import ndtr, ndtri
 
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
-from infalign.method.transforms import Exponential, Function, Identity, Transformation, parse_transform
+from infalign.method.transforms import Exponential, Function, Identity, parse_transform
 from infalign.theory.law import law_at_kl
-
-CELLS = 1000
-
-
-def by_cells(transform: Transformation, rho: float, kl: float) -> float:
-    """Return the Best-of-4 win rate in a model with cells of equal chance for signal and rank."""
-    ranks = (np.arange(CELLS) + 0.5) / CELLS
-    model, score = FiniteModel(np.full(CELLS, 1 / CELLS), ranks), ndtri(ranks)
-    given = softmax(score**2 / 2 - (score - rho * score[:, None]) ** 2 / (2 * (1 - rho**2)), axis=1)
-    phi = transform(ranks)
-    expected = given @ (phi / np.ptp(phi))
-    spent = brentq(lambda x: model.kl(softmax(expected / np.exp(x))) - kl, -8.0, 8.0)
-    return model.win_rate(softmax(expected / np.exp(spent)) @ given, BestOfN(4))
 
 
 @pytest.mark.parametrize("rho", [0.3, 0.7, 0.95])
@@ -36,14 +21,6 @@ def test_a_linear_reward_of_the_score_has_a_closed_form(rho: float, kl: float) -
     assert found.law.win_rate(Standard()) == pytest.approx(ndtr(rho * np.sqrt(kl)), abs=1e-5)
     assert found.law.kl == pytest.approx(rho**2 * kl, rel=1e-4)
     assert found.beta == pytest.approx(rho / np.sqrt(2 * kl), rel=1e-3)
-
-
-@pytest.mark.parametrize("rho", [0.8, 0.9, 0.97])
-@pytest.mark.parametrize("transform", [Identity(), Exponential(10)])
-def test_it_is_the_limit_of_a_model_with_cells(rho: float, transform: Transformation) -> None:
-    """1,000 cells for signal and rank give the same Best-of-4 win rate, to what their tails miss."""
-    found = law_at_rank_correlation(transform, rho=rho, kl=0.5).law.win_rate(BestOfN(4))
-    assert found == pytest.approx(by_cells(transform, rho, 0.5), abs=4e-4)
 
 
 @pytest.mark.parametrize("procedure", [BestOfN(4), WorstOfN(2), RewindAndRepeat(0.85, 8)])

@@ -10,12 +10,13 @@ import enumerable
 import pytest
 import torch
 from enumerable import Enumerable, quiet
-from hacking import fit_rank_model
+from rows import user
 from safetensors.torch import load_file
 
+from infalign.core.errors import StoppedError
 from infalign.core.progress import OnProgress
 from infalign.data.examples import Example
-from infalign.data.messages import Message, reply
+from infalign.data.messages import reply
 from infalign.method.procedures import BestOfN, Standard
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.scratch import new_policy, train_tokenizer
@@ -38,10 +39,6 @@ OFFLINE = ("qrpo", "guided", "distil")
 Training = Callable[[Path, OnProgress], list[dict[str, Any]]]
 
 
-class StoppedError(Exception):
-    """The process was stopped."""
-
-
 def stopped_at(step: int) -> OnProgress:
     """Return a report that stops the training after a step, before anything of it is saved."""
 
@@ -50,11 +47,6 @@ def stopped_at(step: int) -> OnProgress:
             raise StoppedError
 
     return report
-
-
-def asked(text: str) -> list[Message]:
-    """Return a prompt."""
-    return [{"role": "user", "content": text}]
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +70,13 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
     def supervised(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = TWICE.model_copy(update={"lora": Lora(rank=2)}) if name == "sft, lora" else TWICE
         model, tokenizer = load_policy(tiny)
-        rows = demonstrations(tokenizer, [Example(tuple(asked(word)), (reply(word),), None, "") for word in WORDS])
+        rows = demonstrations(tokenizer, [Example((user(word),), (reply(word),), None, "") for word in WORDS])
         return fine_tune(model, tokenizer, rows, fit, job(folder, report))
 
     def reward(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
-        pairs = [(asked(word), [reply(word)], [reply("no")]) for word in WORDS]
+        pairs = [([user(word)], [reply(word)], [reply("no")]) for word in WORDS]
         _, tokenizer = load_policy(tiny)
         return fit_reward_model(str(tiny), tokenizer, pairs, pairs[:3], TWICE, job(folder, report))
-
-    def rank(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
-        rows = [(asked(word), word, i / 8) for i, word in enumerate(WORDS)]
-        _, tokenizer = load_policy(tiny)
-        return fit_rank_model(str(tiny), tokenizer, rows, TWICE, job(folder, report))
 
     def offline(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=216, learning_rate=3e-3)  # eight steps on 27 prompts × 32
@@ -114,7 +101,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
         ascent = replace(solver.ascent(tilted([[0.0, 1.0]], "identity", beta=0.1), BestOfN(4)), beta=0.1)
         return fit_on_policy(Problem(*parts, max_new_tokens=2), ascent, fit, job(folder, report))
 
-    kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward, "rank model": rank}
+    kinds = {"sft": supervised, "sft, lora": supervised, "reward model": reward}
     return kinds.get(name, offline if name in OFFLINE else online)
 
 
@@ -136,7 +123,7 @@ def interrupted(training: Training, folder: Path, step: int) -> None:
 
 
 KINDS = ["sft", "reward model", *OFFLINE, "ppo"]
-SLOW_KINDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("sft, lora", "rank model", "bond")]
+SLOW_KINDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("sft, lora", "bond")]
 
 
 @pytest.mark.parametrize("training", KINDS + SLOW_KINDS, indirect=True)

@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from scipy.optimize import brentq
-from scipy.special import expit, logit, rel_entr
+from scipy.special import expit, logit
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import write_table
-from infalign.method.calibration import Array
 from infalign.method.optimum import Classes, Optimal, optimum
 from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.method.shapings import Ranked, mean_kl, shape_rollouts
@@ -29,27 +28,6 @@ K = 32
 COUNTS = np.array([0, 0, 1, 1, 2, 3, 5, 8, 13, 21, 30, 32])
 CHECKED = np.array([[0.0] * (K - c) + [1.0] * c for c in COUNTS])
 FREE = np.sort(np.random.default_rng(0).normal(size=(12, K)))
-
-
-def spent(p: Array, gap: Array, beta: float) -> float:
-    """Return the mean KL of policies with logit q = logit p + gap/β, where there is signal."""
-    q = expit(logit(p) + gap / beta)
-    return float((rel_entr(q, p) + rel_entr(1 - q, 1 - p))[(p > 0) & (p < 1)].sum() / p.size)
-
-
-@pytest.mark.parametrize(
-    ("name", "gap"),
-    [
-        ("raw", np.ones_like),
-        ("identity", lambda p: np.full_like(p, 0.5)),
-        ("exp:10", lambda p: np.exp(10 * (1 - p / 2)) - np.exp(10 * (1 - p) / 2)),
-    ],
-)
-def test_rewards_of_0_and_1_have_the_beta_of_their_closed_form(name: str, gap: Any) -> None:
-    """Mid-ranks are 1 − p/2 and (1 − p)/2; β of raw Φ by root finding on the success probabilities."""
-    with np.errstate(divide="ignore"):
-        root = brentq(lambda x: spent(COUNTS / K, gap(COUNTS / K), np.exp(x)) - 0.2, -8, 14, xtol=1e-13)
-    assert tilted(CHECKED, name, kl=0.2).paper_beta == pytest.approx(np.exp(root), rel=1e-9)
 
 
 @pytest.mark.parametrize("transform", [Exponential(10), Exponential(-10)])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from enumerable import Enumerable, quiet
 
+from infalign.core.errors import StoppedError
 from infalign.core.progress import OnProgress
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import TRIAL_RATES, Fit, Lora
@@ -18,10 +19,6 @@ from infalign.training.solvers.qrpo import qrpo
 from infalign.training.tuning import fit_and_tune, trial_loss
 
 LOSS = RolloutRegression(qrpo())
-
-
-class StoppedError(Exception):
-    """The process was stopped."""
 
 
 def start(case: Enumerable) -> Any:

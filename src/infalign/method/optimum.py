@@ -24,7 +24,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows, stacked
 from infalign.method.laws import Law, of_rewarded
 from infalign.method.procedures import RankProcedure, Served, as_procedure, looks_at_ranks
-from infalign.method.roots import find_log_beta
+from infalign.method.roots import check_strength, find_log_beta
 from infalign.method.shapings import NotByRank
 
 Objective = Literal["reward", "win-rate"]
@@ -155,10 +155,7 @@ def optimum(
                 "transform: optimal:reward or optimal:win-rate"
             )
         objective = "reward"
-    if (kl is None) == (beta is None):
-        raise ConfigError("give exactly one of kl and beta")
-    if beta is not None and not 0 < beta < np.inf:
-        raise ConfigError(f"beta must be positive and finite, found {beta}")
+    check_strength(kl, beta)
     pair = _pair_of(rewards) if smoothed else None
     references = [np.sort(row) for row in rewards]
     laws = Classes.of(references, served, objective, pair)
@@ -281,7 +278,6 @@ class Classes:
         return np.asarray((np.diff(self.procedure.distortion(cdf), axis=1) * w).sum(axis=1))
 
     def mean(self, of_laws: Array) -> float:
-        """Return the mean over prompts."""
         return float(of_laws[self.of_prompt].mean())
 
     def beta_at(self, kl: float) -> float:

@@ -141,12 +141,8 @@ def rewards_of(
     by_name = reward if isinstance(reward, UserReward) else ByName(reward)
     given = {TRL: completions, **(given or {})}
     called = partial(by_name, columns=columns, given=given | {TRL: deepcopy(given[TRL])})
-    values = listed(ask(called, prompts, responses, name="the reward function"))
-    if not isinstance(values, list) or len(values) != len(responses):
-        found = f"shape {(len(values),)}" if isinstance(values, list) else values
-        raise DataError(
-            f"the reward function returned {found} for {len(responses)} responses; return a list of numbers"
-        )
+    name = "the reward function"
+    values = one_for_each(ask(called, prompts, responses, name=name), len(responses), name)
     for row, value in enumerate(values):
         if problem := not_a_number(value):
             raise DataError(f"the reward of response {row}: {problem}")
@@ -172,10 +168,12 @@ def ask(reward: Callable[..., object], prompts: list[Any], responses: list[str],
         return reward(deepcopy(prompts), list(responses))
 
 
-def listed(values: object) -> list[Any] | str:
-    """Return a sequence or an array as a list, or the name of the type of text and of what has no order."""
+def one_for_each(values: object, responses: int, name: str, rows: str = "") -> list[Any]:
+    """Return a sequence or an array of one reward for each response as a list; DataError for anything else."""
     if callable(to_list := getattr(values, "tolist", None)):  # of NumPy, torch, pandas and Arrow
         values = to_list()
-    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
-        return list(values)
-    return type(values).__name__
+    given = list(values) if isinstance(values, Sequence) and not isinstance(values, str | bytes) else None
+    if given is not None and len(given) == responses:
+        return given
+    found = type(values).__name__ if given is None else f"{len(given)} rewards"
+    raise DataError(f"{name} returned {found} for the {responses} responses{rows}; return a list with one number each")

@@ -7,10 +7,20 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
+from infalign.core.errors import ConfigError
+
 LOWEST_LOG_BETA = -690.0  # of values with range 1; quotients by a smaller β overflow
 SMALLEST_KL = 1e-300  # so that it has a logarithm
 XTOL = 1e-13
 JUMP = 1e-9  # relative excess over the budget beyond which the KL jumps over it
+
+
+def check_strength(kl: float | None, beta: float | None) -> None:
+    """Raise ConfigError unless either a KL or a positive, finite β is given."""
+    if (kl is None) == (beta is None):
+        raise ConfigError("give exactly one of kl and beta")
+    if beta is not None and not 0 < beta < np.inf:
+        raise ConfigError(f"beta must be positive and finite, found {beta}")
 
 
 class Root(NamedTuple):

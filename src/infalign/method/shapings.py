@@ -59,7 +59,6 @@ class NotByRank:
 
     @property
     def shaping(self) -> Self:
-        """Itself."""
         return self
 
 
@@ -71,7 +70,6 @@ class Raw(NotByRank):
     scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Return the rewards."""
         return _checked(rewards, reference_rewards_K)
 
 
@@ -86,7 +84,6 @@ class RawPerPrompt(NotByRank):
     scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Return the standardized rewards."""
         above_mean = _checked(rewards, reference_rewards_K) - reference_rewards_K.mean()
         spread = reference_rewards_K.std() if np.ptp(reference_rewards_K) > 0 else 1.0
         return np.asarray(above_mean / spread)
@@ -100,7 +97,6 @@ class PAR(NotByRank):
     scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Return the mean Bradley–Terry probability of beating a reference."""
         return np.asarray(expit(_checked(rewards, reference_rewards_K)[..., None] - reference_rewards_K).mean(axis=-1))
 
 
@@ -125,7 +121,6 @@ class LSC(NotByRank):
         return f"lsc:{self.quantile:.15g}"
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        """Return the log-probability of beating a response whose reward is the quantile."""
         return np.asarray(
             log_expit(_checked(rewards, reference_rewards_K) - np.quantile(reference_rewards_K, self.quantile))
         )

@@ -88,17 +88,14 @@ class Ranked:
 
     @property
     def name(self) -> str:
-        """The transformation's name."""
         return self.transform.name
 
     @property
     def scale(self) -> float:
-        """The transformation's scale."""
         return self.transform.scale
 
     @property
     def shaping(self) -> Self:
-        """Itself."""
         return self
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
@@ -119,7 +116,6 @@ class ByRank:
 
     @property
     def shaping(self) -> Ranked:
-        """Φ(Ĉ)."""
         return Ranked(cast(Transformation, self))
 
 
@@ -131,11 +127,9 @@ class Identity(ByRank):
     scale = 1.0
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return u."""
         return np.array(u, float)
 
     def drop(self, v: ArrayLike) -> Array:
-        """Return −v."""
         return -np.asarray(v, float)
 
 
@@ -147,13 +141,11 @@ class Log(ByRank):
     scale = 1.0
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return log u."""
         with np.errstate(divide="ignore"):
             phi: Array = np.log(np.asarray(u, float))
         return phi
 
     def drop(self, v: ArrayLike) -> Array:
-        """Return log(1 − v)."""
         with np.errstate(divide="ignore"):
             phi: Array = np.log1p(-np.asarray(v, float))
         return phi
@@ -184,11 +176,9 @@ class Exponential(ByRank):
         return float(np.exp(max(self.t, 0.0)))
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return the normalized sign(t)·e^{tu}."""
         return np.asarray(np.sign(self.t) * np.exp(self.t * np.asarray(u, float) - max(self.t, 0.0)))
 
     def drop(self, v: ArrayLike) -> Array:
-        """Return sign(t)·e^{min(t, 0)}·(e^{−tv} − 1)."""
         return np.asarray(np.sign(self.t) * np.exp(min(self.t, 0.0)) * np.expm1(-self.t * np.asarray(v, float)))
 
 
@@ -213,12 +203,10 @@ class Power(ByRank):
     scale = 1.0
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return u^m or −(1−u)^|m|."""
         u = np.asarray(u, float)
         return np.asarray(u**self.m if self.m > 0 else -((1.0 - u) ** -self.m))
 
     def drop(self, v: ArrayLike) -> Array:
-        """Return (1−v)^m − 1 or −v^|m|."""
         v = np.asarray(v, float)
         if self.m < 0:
             return np.asarray(-(v**-self.m))
@@ -267,11 +255,9 @@ class Tabulated(ByRank):
         return float(np.ptp(self.phi))
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return the normalized Φ."""
         return self.drop(1.0 - np.asarray(u, float)) + float(self.phi[0]) / self.scale
 
     def drop(self, v: ArrayLike) -> Array:
-        """Return Φ(1 − v) − Φ(1), normalized."""
         v = np.asarray(v, float)
         k = np.clip(np.searchsorted(self.v, v, side="right") - 1, 0, len(self.v) - 2)
         width, start, rise = (values[k] for values in self._pieces)
@@ -307,7 +293,6 @@ class Function(ByRank):
     is_rounded = True
 
     def __call__(self, u: ArrayLike) -> Array:
-        """Return Φ(u)."""
         u = np.asarray(u, float)
         with np.errstate(all="ignore"):  # theory refuses what is NaN or +∞
             return np.full(u.shape, np.asarray(self.phi(u), float))

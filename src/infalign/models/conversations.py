@@ -233,13 +233,12 @@ def _render(tokenizer: Any, conversations: Sequence[Messages], tools: Tools, pro
     Messages without any reach the template as they are, so that it splits and strips what their author means.
     """
     guard = _guard(tokenizer, tools)
-    rendered: list[str] = tokenizer.apply_chat_template(
+    return tokenizer.apply_chat_template(
         [[guard.message(message) for message in conversation] for conversation in conversations],
         tools=_broken(tools, guard.control) or None,
         add_generation_prompt=prompted,
         tokenize=False,
     )
-    return rendered
 
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:

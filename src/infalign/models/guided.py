@@ -150,8 +150,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         """Return the states that the guide reads; the reference's last ones end them. A packed batch may bring them."""
         packed, reads = asked.get("packed"), self.guide.reads
         if packed is not None and packed.states is not None:
-            brought: Tensor = packed.states[None].to(self.dtype)
-            return brought
+            return packed.states[None].to(self.dtype)
         own = _part_of_cache(cache, slice(0, self.config.reference["num_hidden_layers"]), asked)
         found = self.reference.base_model(**asked | own, output_hidden_states=bool(reads))
         return states_after(found, reads) if reads else found.last_hidden_state

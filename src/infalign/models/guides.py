@@ -34,14 +34,8 @@ class Head(nn.Module, ABC):
 
     def start(self, output: nn.Linear) -> None:
         """Make Q zero."""
-        self.scale(0.0)
-
-    @torch.no_grad()
-    def scale(self, factor: float) -> None:
-        """Multiply Q, which is linear in each layer of the head, by ``factor``."""
-        for layer in self.children():
-            for weight in layer.parameters():
-                weight.mul_(factor)
+        for weight in self.parameters():
+            weight.zero_()
 
     @abstractmethod
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
@@ -54,9 +48,7 @@ class ReferenceVocabularyHead(Head):
     shares_product = True
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return (last + A·h + b)·Eᵀ."""
-        logits: Tensor = output(last + self.linear(hidden))
-        return logits
+        return output(last + self.linear(hidden))
 
 
 class OwnVocabularyHead(Head):
@@ -72,9 +64,7 @@ class OwnVocabularyHead(Head):
         self.embedding.copy_(output.weight)
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return the reference's logits + (A·h + b)·Eᵀ."""
-        logits: Tensor = output(last) + self.linear(hidden) @ self.embedding.T
-        return logits
+        return output(last) + self.linear(hidden) @ self.embedding.T
 
 
 class TopTokenHead(Head):
@@ -89,8 +79,7 @@ class TopTokenHead(Head):
         logits: Tensor = output(last)
         top, ids = logits.topk(min(self.count, logits.shape[-1]))
         q = embedding_products(self.linear(hidden).flatten(0, -2), ids.flatten(0, -2), output.weight).view(ids.shape)
-        guided: Tensor = (logits + self.others(hidden)).scatter(-1, ids, (top + q).to(logits.dtype))
-        return guided
+        return (logits + self.others(hidden)).scatter(-1, ids, (top + q).to(logits.dtype))
 
     def class_logits(self, top: TopTokens, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Return the guided logits of the classes of T tokens, (T, count + 1), from hidden states (T, hidden)."""
@@ -125,9 +114,7 @@ class NetworkGuide(Guide):
         self.head = _head(settings, self.network.config.hidden_size, reference, OwnVocabularyHead)
 
     def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
-        """Return those of the network."""
-        found: Tensor = self.network(**asked).last_hidden_state[:, kept]
-        return found
+        return self.network(**asked).last_hidden_state[:, kept]
 
 
 class SideGuide(Guide):
@@ -152,10 +139,8 @@ class SideGuide(Guide):
         self.network.get_input_embeddings().requires_grad_(False)
 
     def hidden_states(self, reference: PreTrainedModel, states: Tensor, kept: Kept, **asked: Any) -> Tensor:
-        """Return those of the network over the states."""
         asked |= {"input_ids": None, "inputs_embeds": self.read(states)}
-        found: Tensor = self.network(**asked).last_hidden_state[:, kept]
-        return found
+        return self.network(**asked).last_hidden_state[:, kept]
 
 
 FORMS: Mapping[str, Callable[..., Guide]] = {"network": NetworkGuide, "side": SideGuide}

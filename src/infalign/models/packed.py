@@ -144,8 +144,7 @@ class PackedBatch:
     def logits(self, model: Any) -> Tensor:
         """Return the logits that predict each token of the responses, (T, V)."""
         if is_packing(model):
-            found: Tensor = self.run(model, logits_to_keep=self.predictors).logits[0]
-            return found
+            return self.run(model, logits_to_keep=self.predictors).logits[0]
         texts, predicts = self.padded
         kept = predicts.any(0).nonzero()[:, 0]
         found = model(**texts, use_cache=False, logits_to_keep=kept).logits
@@ -169,11 +168,9 @@ class PackedBatch:
         if not is_packing(model):
             texts, _ = self.padded
             ends = texts["attention_mask"].sum(1) - 1
-            read: Tensor = model(**texts).last_hidden_state[torch.arange(len(ends), device=ends.device), ends]
-            return read
+            return model(**texts).last_hidden_state[torch.arange(len(ends), device=ends.device), ends]
         last = self.lengths.cumsum(0) - 1 + len(self.tokens) - len(self.targets)
-        found: Tensor = self.run(model).last_hidden_state[0, last]
-        return found
+        return self.run(model).last_hidden_state[0, last]
 
     def scores(self, model: Any) -> Tensor:
         """Return the outputs of a sequence classifier after each response, (R, outputs)."""
@@ -181,10 +178,8 @@ class PackedBatch:
             texts, _ = self.padded
             mask, padding = texts["attention_mask"], model.config.get_text_config().pad_token_id
             ids = texts["input_ids"].masked_fill(mask == 0, padding)
-            plain: Tensor = model(input_ids=ids, attention_mask=mask).logits
-            return plain
-        found: Tensor = model.score(self.last_states(model.base_model))
-        return found
+            return model(input_ids=ids, attention_mask=mask).logits
+        return model.score(self.last_states(model.base_model))
 
     def sum_by_response(self, of_tokens: Tensor) -> Tensor:
         """Return the sum over each response of a number per token, (R,)."""

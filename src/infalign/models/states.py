@@ -95,8 +95,7 @@ def stored_states(
 
     def read(name: str, shard: int, row: int, texts: str = "responses") -> Tensor:
         begin, end = ends[texts][shard][row : row + 2]
-        found: Tensor = opened(shard).get_slice(name)[begin:end]
-        return found
+        return opened(shard).get_slice(name)[begin:end]
 
     def states_of(response: int) -> StoredStates:
         shard, row = divmod(response, k * PROMPTS_PER_SHARD)

@@ -20,8 +20,7 @@ def as_part(
     """
     if given is None:
         config = AutoConfig.for_model(**settings, attn_implementation=attention)
-        new: PreTrainedModel = kind.from_config(config, dtype=torch.get_default_dtype())
-        return new
+        return kind.from_config(config, dtype=torch.get_default_dtype())
     for module in given.modules():
         module._is_hf_initialized = True
     return given

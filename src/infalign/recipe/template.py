@@ -27,7 +27,7 @@ from infalign.models.conversion import locate_model
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of
 from infalign.rewards.base import score
-from infalign.rewards.function import function_reward
+from infalign.rewards.sources import function_reward
 from infalign.theory.choose import best_named
 
 FOLDER = Path(__file__).parent / "first"

@@ -13,13 +13,15 @@ import pyarrow.compute as pc
 
 from infalign.core.display import LOOKS
 from infalign.core.errors import ConfigError
+from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
 from infalign.evaluation.budget import about_budgets, budget_rows
 from infalign.evaluation.diagnostics import rank_error
 from infalign.method.calibration import Array
-from infalign.method.procedures import BaseQuantile, Draws, Served
+from infalign.method.procedures import BaseQuantile, Draws, Served, Standard
 from infalign.pipeline.records import records
+from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
@@ -47,7 +49,7 @@ from infalign.report.verdict_text import SPOKEN, Numbers, verdict
 SHOWN_EXAMPLES = 4
 
 
-def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
+def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progress: OnProgress) -> Summary:
     """Write ``report.html`` with embedded figures, and the same figures as ``figures/*.svg`` and ``*.png``.
 
     ``layout`` is that of a run whose evaluation is done, and ``finished`` names the units whose records count. Raises
@@ -102,6 +104,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str]) -> None:
         facts=facts(recipe, made),
     )
     write_text(layout.report, html)
+    return {}
 
 
 def _embedded(path: Path, kind: str) -> str:
@@ -117,7 +120,7 @@ def _pictures(
     return {
         "kl": [
             win_rate_by_kl(results, procedure, by, looks, curves)
-            for procedure in evaluated.drawn_procedures()
+            for procedure in dict.fromkeys([evaluated.procedure, Standard(), evaluated.rewind])
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],
         "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],

@@ -12,7 +12,7 @@ from infalign.evaluation.intervals import Confidence
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Procedure, Served, Standard, WorstOfN
+from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.equal_kl import SMALLEST
@@ -105,9 +105,4 @@ class ScoredSamples:
         """Return the evaluated procedures: standard, Best- and Worst-of-N up to max_n, rewind, the recipe's own."""
         many = range(2, self.max_n + 1)
         found: list[Procedure] = [Standard(), *map(BestOfN, many), *map(WorstOfN, many), self.rewind, self.procedure]
-        return list({procedure.name: procedure for procedure in found}.values())
-
-    def drawn_procedures(self) -> list[Served]:
-        """Return the procedures whose win rates are plotted against KL: the recipe's, standard, rewind."""
-        found: list[Served] = [self.procedure, Standard(), self.rewind]
         return list({procedure.name: procedure for procedure in found}.values())

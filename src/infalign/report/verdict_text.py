@@ -43,16 +43,13 @@ def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
             f"Recommended: keep the reference. By {SPOKEN[judge]}, no policy is significantly better: {best} has a "
             f"{procedure} win rate of {in_percent(wins)}{more}."
         )
+    spent = _spent(policy)
+    of_budget = "" if spent is None else f" ({spent:.0%} of its budget)"
     rank = f", the highest of {len(results['policies'])} policies" if len(results["policies"]) > 1 else ""
     return (
         f"Recommended: {best}. Its {procedure} win rate against the reference is {in_percent(wins)} by "
-        f"{SPOKEN[judge]}{rank}, at a KL of {amount(policy['kl'])} nats{_of_budget(policy)}{more}."
+        f"{SPOKEN[judge]}{rank}, at a KL of {amount(policy['kl'])} nats{of_budget}{more}."
     )
-
-
-def _of_budget(policy: Numbers) -> str:
-    part = _spent(policy)
-    return "" if part is None else f" ({part:.0%} of its budget)"
 
 
 def _spent(policy: Numbers) -> float | None:

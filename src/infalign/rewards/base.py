@@ -15,7 +15,7 @@ from infalign.core.errors import DataError
 from infalign.data.messages import Message, prompt_id
 from infalign.method.by_name import UserReward, columns_of
 from infalign.method.calibration import Array, not_a_number
-from infalign.method.reward import ask, listed
+from infalign.method.reward import ask, one_for_each
 
 ROWS_PER_CALL = 4096
 LARGEST = 1e100  # cubes of differences, which intervals take, are still finite
@@ -104,13 +104,8 @@ def checked_rewards(
 
     Those ``of_function`` may be None, as NaN, and True or False, as 1 or 0.
     """
-    rewards = listed(values)
-    if not isinstance(rewards, list) or len(rewards) != len(prompts):
-        found = f"{len(rewards)} rewards" if isinstance(rewards, list) else rewards
-        raise DataError(
-            f"reward {name}: returned {found} for the {len(prompts)} responses of rows {first} to "
-            f"{first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])}); return a list with one number each"
-        )
+    rows = f" of rows {first} to {first + len(prompts) - 1} (first prompt {prompt_id(prompts[0])})"
+    rewards = one_for_each(values, len(prompts), f"reward {name}:", rows)
     for row, (value, prompt) in enumerate(zip(rewards, prompts, strict=True), first):
         if of_function and (value is None or isinstance(value, bool | np.bool_)):
             continue

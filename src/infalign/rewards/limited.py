@@ -18,10 +18,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from infalign.core.errors import DataError, InfalignError
+from infalign.core.errors import InfalignError
 from infalign.core.user_code import user_code
 from infalign.method.by_name import OWN, TRL, VERL, awaited, unlogged
-from infalign.method.reward import listed
+from infalign.method.reward import one_for_each
 
 LOGGER = logging.getLogger(__name__)
 SECONDS = 5.0  # for a response, by default: comparing two numbers may need more digits than there is memory
@@ -75,13 +75,7 @@ class Limited:
         if self._owner != os.getpid():  # a fork starts its own
             self._start()
         self._connection.send((given, self.seconds))
-        found = self._answer(self.seconds)
-        if VERL in given or found is LATE:
-            return found
-        if not isinstance(found, list) or len(found) != 1:
-            what = f"{len(found)} rewards" if isinstance(found, list) else found
-            raise DataError(f"the reward function {self.spec} returned {what} for a response; return a list of one")
-        return found[0]
+        return self._answer(self.seconds)
 
     def _start(self) -> None:
         self._connection, theirs = Pipe()
@@ -133,16 +127,17 @@ def work(load: Callable[[], Any], needs: str, pipe: int) -> None:
         import_module(needs)
     function = load()
     function = function.function if isinstance(function, Limited) else function
+    name = f"the reward function {function.__name__}"
     connection.send(None)
     with suppress(EOFError):
         while True:
             given, seconds = connection.recv()
             signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)  # ends this process if its parent cannot
             try:
-                with user_code(f"the reward function {function.__name__} raised"):
+                with user_code(f"{name} raised"):
                     value = function(**given)
                     value = asyncio.run(awaited(value)) if isawaitable(value) else value
-                    connection.send(value if VERL in given else listed(value))
+                    connection.send(value if VERL in given else one_for_each(value, 1, name)[0])
             except InfalignError as error:
                 connection.send(type(error)(str(error)))
             signal.setitimer(signal.ITIMER_REAL, 0)

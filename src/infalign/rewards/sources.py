@@ -1,13 +1,14 @@
 """The rewards of a run: for each one its source, its model folder and its stored rewards."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
-from infalign.core.user_code import function_name, source_file
+from infalign.core.user_code import function_name, import_function, source_file
 from infalign.method.by_name import ByName, UserReward
 from infalign.method.calibration import Array
 from infalign.models.conversion import PACKAGE, locate_model
@@ -16,11 +17,12 @@ from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import Batch, RewardFunction
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.function import function_reward
+from infalign.rewards.limited import SECONDS, Limited
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
 from infalign.rewards.settings import RewardSource
 
+MAY_HANG = {"trl.rewards:accuracy_reward", "trl.rewards:reasoning_accuracy_reward"}  # as math_verify
 AnyReward = Callable[..., Any] | str | Path
 """A reward function, its spelling ``mine.py:score``, or the folder or hub id of a reward model."""
 
@@ -35,6 +37,22 @@ def load_reward(reward: AnyReward) -> RewardFunction:
     if ":" in spelled and not spelled.startswith(PACKAGE) and not Path(spelled).exists():
         return function_reward(spelled)
     return ClassifierReward.load(locate_model(spelled), device=Compute().torch_device())
+
+
+def function_reward(spec: str, seconds: float | None = None) -> ByName:
+    """Return a reward function, which is called by the names of its parameters; raises as `import_function`.
+
+    With ``seconds``, and if it may hang, it is `Limited`.
+    """
+    function = ByName(import_function(spec))
+    may_hang = seconds or spec in MAY_HANG or isinstance(function.function, Limited)
+    return ByName(_limited(function.function, spec, seconds or SECONDS)) if may_hang else function
+
+
+@cache
+def _limited(function: Callable[..., Any], spec: str, seconds: float) -> Limited:
+    """Return a function with a time limit; all parts of a run that a process scores share its process."""
+    return replace(function, seconds=seconds) if isinstance(function, Limited) else Limited(function, spec, seconds)
 
 
 @dataclass(frozen=True, slots=True)

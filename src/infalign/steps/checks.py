@@ -12,7 +12,7 @@ from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import check_response_end, load_tokenizer
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import check_classifier
-from infalign.rewards.function import function_reward
+from infalign.rewards.sources import function_reward
 
 
 def check_setup(recipe: Recipe) -> list[str]:

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from infalign.core.display import counted, say, warn
 from infalign.core.distributed import is_first, processes
-from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text, writing
 from infalign.evaluation.budget import print_budgets
 from infalign.models.conversion import convert
@@ -22,7 +21,7 @@ from infalign.pipeline.ownership import check_inputs
 from infalign.pipeline.pending import check_outputs
 from infalign.pipeline.records import Record, records
 from infalign.pipeline.scheduler import Remaining, check_distributed, run_units
-from infalign.pipeline.units import Summary, Unit
+from infalign.pipeline.units import Unit
 from infalign.pipeline.workers import Workers
 from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
@@ -51,7 +50,7 @@ def units(run: Run, *, until: str = "report") -> list[Unit]:
     found = [unit for step in STEPS[: list(STAGES).index(until) + 1] for unit in step.units(run)]
     if until == "report":
         names = tuple(unit.name for unit in found)
-        work, output = partial(write_report, run.recipe, run.layout, names), run.layout.report
+        work, output = partial(page.write, run.recipe, run.layout, names), run.layout.report
         found.append(Unit("report", "report", inputs=(run.layout.results,), settings={}, output=output, work=work))
     return found
 
@@ -60,12 +59,6 @@ def check_opened(run: Run, *paths: str | Path) -> None:
     """Raise DataError if one of ``paths``, about to be read, is an output of the run and not as it was recorded."""
     opened = {Path(path).resolve() for path in paths}
     check_outputs((unit for unit in units(run) if unit.output.resolve() in opened), run.layout.root)
-
-
-def write_report(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progress: OnProgress) -> Summary:
-    """Write the report of a run; ``finished`` names the units whose records it shows."""
-    page.write(recipe, layout, finished)
-    return {}
 
 
 def run(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:

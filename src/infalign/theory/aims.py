@@ -17,7 +17,7 @@ from infalign.method.calibration import Array, reward_table, tied_prompts
 from infalign.method.laws import Law, Measure, best_of, of_rewarded
 from infalign.method.optimum import Objective, Optimal, optimum
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
-from infalign.method.roots import find_log_beta
+from infalign.method.roots import check_strength, find_log_beta
 from infalign.method.shapings import Shaping, as_shaping, budget_beta, log_ratios, mean_kl, shape_rollouts
 from infalign.method.transforms import Log, Transformation
 from infalign.theory.law import RankLaw, aligned_law, law_at_kl
@@ -90,25 +90,20 @@ class Tilt(Aim):
 
     @property
     def name(self) -> str:
-        """The shaping's."""
         return self.shaping.name
 
     @property
     def transform(self) -> Transformation | None:
-        """The transformation, if the shaping is by the rank."""
         return self.shaping.transform
 
     @property
     def scale(self) -> float:
-        """The shaping's."""
         return self.shaping.scale
 
     def law(self, rewards_PK: ArrayLike) -> Law:
-        """Return the tilted law."""
         return tilted(rewards_PK, self.shaping, kl=self.kl, beta=None if self.beta is None else self.beta / self.scale)
 
     def shaping_named(self, name: str) -> Shaping:
-        """Return its shaping."""
         return self.shaping
 
 
@@ -120,7 +115,6 @@ class Best(Tilt):
     shaping: Shaping = Log().shaping
 
     def law(self, rewards_PK: ArrayLike) -> Law:
-        """Return the law of the best of n rollouts."""
         return best_of(rewards_PK, self.n)
 
     def _rank_law(self, kl: float | None) -> RankLaw | None:
@@ -147,11 +141,9 @@ class StoredOptimum(Aim):
         return replace(self, procedure=procedure, kl=kl, beta=beta)
 
     def law(self, rewards_PK: ArrayLike) -> Law:
-        """Return the optimum."""
         return optimum(rewards_PK, self.procedure, kl=self.kl, beta=self.beta, objective=self.objective)
 
     def shaping_named(self, name: str) -> Shaping:
-        """Return the transformed reward of the optimum."""
         found = Optimal.parse(name, self.procedure)
         assert found is not None, name
         return found
@@ -198,10 +190,7 @@ def tilted(
     """
     shaped_by = as_shaping(shaping)
     rewards = reward_table(rewards_PK)
-    if (kl is None) == (beta is None):
-        raise ConfigError("give exactly one of kl and beta")
-    if beta is not None and not 0 < beta < np.inf:
-        raise ConfigError(f"beta must be positive and finite, found {beta}")
+    check_strength(kl, beta)
     found, spent, over = _strength(shaped_by, np.sort(rewards, axis=1), kl, beta)
     return Law(log_ratios(shape_rollouts(shaped_by, rewards), found), rewards, shaped_by, found, spent, over)
 

@@ -5,8 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from infalign.core.errors import ConfigError, InfalignError
+from infalign.core.errors import InfalignError
 from infalign.method.procedures import Served, Standard, rewinds
+from infalign.method.roots import check_strength
 from infalign.method.transforms import Transformation, normalized_beta, parse_transform
 from infalign.theory.law import RankLaw, aligned_law, law_at_kl
 from infalign.theory.optimum import optimal
@@ -60,8 +61,7 @@ def curve_point(
     Raises ConfigError unless exactly one of ``beta`` and ``kl`` is given, positive and within reach, and InfalignError
     for a point that could not be computed to 1e-4.
     """
-    if (beta is None) == (kl is None):
-        raise ConfigError("a point of a curve needs either beta or a KL budget")
+    check_strength(kl, beta)
     more: dict[str, Any] = {}
     if isinstance(transform, str):
         optimum = optimal(procedure, beta=beta, kl=kl, base=base)

@@ -15,7 +15,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
-from infalign.method.roots import LOWEST_LOG_BETA, find_log_beta
+from infalign.method.roots import LOWEST_LOG_BETA, check_strength, find_log_beta
 from infalign.method.transforms import Transformation, as_transform, normalized_beta
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
@@ -137,8 +137,7 @@ def training_beta(transform: Transformation | str, *, kl: float) -> float:
 
 
 def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw:
-    if not (beta > 0 and np.isfinite(beta)):
-        raise ConfigError(f"the KL weight beta must be positive and finite, found {beta}")
+    check_strength(None, beta)
     least = float(np.exp(LOWEST_LOG_BETA)) * transform.scale
     if beta < 0.5 * least:  # half, for the rounding of a budget's smallest
         raise ConfigError(

@@ -7,6 +7,7 @@ from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import Served, as_procedure, rewinds
+from infalign.method.roots import check_strength
 from infalign.method.transforms import Tabulated
 from infalign.theory.contest import Contest, Policy
 from infalign.theory.law import MIN_KL, RankLaw, aligned_law, check_kl
@@ -48,10 +49,7 @@ def optimal(
     >>> round(optimal("best-of-4", kl=1.0).win_rate, 4)
     0.9411
     """
-    if (beta is None) == (kl is None):
-        raise ConfigError("an optimum needs either beta or a KL budget")
-    if beta is not None and not (beta > 0 and np.isfinite(beta)):
-        raise ConfigError(f"beta must be positive and finite, found {beta}")
+    check_strength(kl, beta)
     if kl is not None:
         check_kl(kl)
     procedure = as_procedure(procedure)

@@ -46,12 +46,10 @@ class _Extreme:
         return int(np.argmax(self.sign * np.asarray(rewards)))
 
     def distortion(self, p: ArrayLike) -> Array:
-        """Return p^N, or its mirror 1 − (1 − p)^N."""
         p = np.asarray(p, float)
         return p**self.n if self.sign > 0 else 1.0 - (1.0 - p) ** self.n
 
     def density(self, p: ArrayLike) -> Array:
-        """Return N·p^(N−1), or its mirror N·(1 − p)^(N−1)."""
         p = np.asarray(p, float)
         return self.n * (p if self.sign > 0 else 1.0 - p) ** (self.n - 1)
 

@@ -47,19 +47,15 @@ class Mixture:
         return "+".join(f"{weight:.15g}*{spelling(part)}" for weight, part in self.parts)
 
     def distortion(self, p: ArrayLike) -> Array:
-        """Return Σ_i w_i·h_i(p)."""
         return np.asarray(sum(weight * part.distortion(p) for weight, part in self.parts))
 
     def density(self, p: ArrayLike) -> Array:
-        """Return Σ_i w_i·h_i'(p)."""
         return np.asarray(sum(weight * part.density(p) for weight, part in self.parts))
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
-        """Mix the weights of the parts."""
         return np.asarray(sum(weight * part.weights(rewards_PM) for weight, part in self.parts))
 
     def serving(self, rng: np.random.Generator) -> Serving:
-        """Serve by a part drawn at random."""
         _, part = self.parts[rng.choice(len(self.parts), p=[weight for weight, _ in self.parts])]
         return part.serving(rng)
 

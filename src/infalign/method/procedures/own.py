@@ -98,11 +98,9 @@ class OwnByRank(Own):
             raise self._wrong(f"density must be the derivative of distortion; up to {p[off.argmax()]:g} it is not")
 
     def distortion(self, p: ArrayLike) -> Array:
-        """Return its h(p)."""
         return self._values("distortion", np.asarray(p, float))
 
     def density(self, p: ArrayLike) -> Array:
-        """Return its h'(p)."""
         return self._values("density", np.asarray(p, float))
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:

@@ -128,13 +128,11 @@ class Rewound:
     serve: Literal["last", "best"]
 
     def distortion(self, p: ArrayLike) -> Array:
-        """Return h(p)."""
         p, s = np.asarray(p, float), self.below
         failing = p**self.n if self.serve == "best" else p * s ** (self.n - 1)
         return np.where(p < s, failing, s**self.n + (p - s) * _geometric(np.asarray(s), self.n))
 
     def density(self, p: ArrayLike) -> Array:
-        """Return h'(p)."""
         p, s = np.asarray(p, float), self.below
         failing = self.n * p ** (self.n - 1) if self.serve == "best" else np.full_like(p, s ** (self.n - 1))
         return np.where(p < s, failing, _geometric(np.asarray(s), self.n))

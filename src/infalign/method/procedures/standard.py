@@ -18,20 +18,16 @@ class Standard:
     name = "standard"
 
     def distortion(self, p: ArrayLike) -> Array:
-        """Return p."""
         return np.array(p, float)
 
     def density(self, p: ArrayLike) -> Array:
-        """Return 1."""
         return np.ones_like(np.asarray(p, float))
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:
-        """Weigh every sample alike."""
         rewards = checked_samples(rewards_PM, 1, self.name)
         return np.full(rewards.shape, 1.0 / rewards.shape[1])
 
     def serving(self, rng: np.random.Generator) -> Serving:
-        """Serve the first draw."""
         yield from ()
         return 0
 

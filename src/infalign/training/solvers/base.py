@@ -201,7 +201,6 @@ class Shaped(ToBudget):
     )
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
-        """Return what its transformation aims at."""
         return self.transform.at(procedure, self.kl_budget, self.beta)
 
     @property
@@ -216,7 +215,6 @@ class ToBestOfN(Solver):
     n: Draws = Field(description="the n of Best-of-n")
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
-        """Return Best-of-n itself."""
         return Best(n=self.n)
 
     def check(self, recipe: RecipeFacts) -> None:

@@ -34,7 +34,6 @@ class WinOverServed(NotByRank):
         return f"win against {self.procedure.name}"
 
     def __call__(self, rewards: Any, reference_rewards_K: Any) -> Any:
-        """Return the win rates of ``rewards``."""
         return served_win_rate(rewards, reference_rewards_K, self.procedure)
 
 

@@ -45,7 +45,6 @@ class Offline(Solver):
 
     @property
     def label(self) -> str:
-        """The solver with its form."""
         return super().label if self.guide is None else f"{super().label} guided"
 
     def with_usual_fit(self, *, pretrained: bool) -> Self:
@@ -64,7 +63,6 @@ class Offline(Solver):
 
     @property
     def trained_guide(self) -> Guide | None:
-        """Its guide."""
         return self.guide
 
     @property

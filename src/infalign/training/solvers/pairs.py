@@ -79,7 +79,6 @@ class Ipo(ToBudget, Offline):
     solver: Literal["ipo"]
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
-        """Return the tilt by the rank itself."""
         return Tilt(Identity().shaping, kl=self.kl_budget, beta=self.beta)
 
     def objective(self, law: Law) -> Objective:
@@ -93,5 +92,4 @@ class Bonbon(ToBestOfN, Offline):
     solver: Literal["bonbon"]
 
     def objective(self, law: Law) -> Objective:
-        """Return its objective."""
         return bonbon(self.n)

@@ -60,8 +60,7 @@ class GeneralizedAdvantage(Advantages):
     def extra_loss(self, rows: dict[str, Any]) -> torch.Tensor:
         """Return the critic's squared error; it shares no parameters, so with Adam its weight does not matter."""
         mask = rows["completion_mask"]
-        error: torch.Tensor = ((self._values(rows) - rows["returns"]).square() * mask).sum() / mask.sum()
-        return error
+        return ((self._values(rows) - rows["returns"]).square() * mask).sum() / mask.sum()
 
     def _values(self, rows: dict[str, Any]) -> torch.Tensor:
         """Return the value before each token of the responses, (B, T), 0 after their end."""
@@ -71,8 +70,7 @@ class GeneralizedAdvantage(Advantages):
         mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
         assert self.companion is not None
         values = self.companion(input_ids=ids, attention_mask=mask).logits[:, :, 0].float()
-        found: torch.Tensor = values[:, -rows["completion_ids"].size(1) - 1 : -1] * rows["completion_mask"]
-        return found
+        return values[:, -rows["completion_ids"].size(1) - 1 : -1] * rows["completion_mask"]
 
 
 class Settings(Shaped, OnPolicy):
@@ -81,7 +79,6 @@ class Settings(Shaped, OnPolicy):
     solver: Literal["ppo"]
 
     def ascent(self, law: Law | None, procedure: Served) -> Ascent:
-        """Return that with advantages from a critic."""
         return replace(super().ascent(law, procedure), advantages=self.advantages)
 
     def advantages(self, reference: str) -> Advantages:

@@ -98,5 +98,4 @@ class Settings(Shaped, Offline):
         return super().label if usual else f"{super().label} {self.loss}"
 
     def objective(self, law: Law) -> Objective:
-        """Return its objective."""
         return qrpo(DIVERGENCES[self.loss])

@@ -32,7 +32,6 @@ class Weighted(Offline):
     """Fine-tuning on every rollout, with its weight by the law."""
 
     def objective(self, law: Law) -> Objective:
-        """Return its objective."""
         return weighted_likelihood()
 
 
