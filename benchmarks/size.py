@@ -8,6 +8,7 @@ modules, or of a name that infalign/__init__.pyi has not, is private.
 import ast
 import json
 import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -115,4 +116,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as other filters, for `| head`
     sys.exit(main())

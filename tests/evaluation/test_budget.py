@@ -1,6 +1,7 @@
 """What a KL budget buys on stored rewards: known shares, and the same from rewards and from pass rates."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,15 @@ def test_what_a_budget_buys() -> None:
     assert [row[0] for row in rows] == ["0, today", "0.1"]
     assert rows[0][1] == rows[0][2] == share(pass_at_k(CHECKED, 2).as_dict())
     assert measure_budgets(CHECKED, BestOfN(8), [0.1])[0].worth is None
+
+
+def test_two_values_are_a_checkers() -> None:
+    """Rewards of −1 and 1 buy what those of 0 and 1 buy, at twice the β, up to the same largest KL."""
+    both = (measure_budgets(rewards, BestOfN(2), [0.7])[0] for rewards in (CHECKED, 2 * CHECKED - 1))
+    of_shares, of_signs = map(asdict, both)
+    assert of_signs.pop("beta") == pytest.approx(2 * of_shares.pop("beta"))
+    assert of_signs == of_shares
+    assert of_shares["largest_kl"] > 0.7 > -np.log([0.25, 0.5]).sum() / 4  # what rates that are not smoothed can spend
 
 
 def test_graded_rewards_are_served_as_stored() -> None:

@@ -1,10 +1,12 @@
 """`infalign export`: the data of other trainers, and how they are started."""
 
+import json
 import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+import micro
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
@@ -13,6 +15,7 @@ from infalign.method.optimum import Optimal, optimum
 from infalign.method.shapings import shape_rollouts
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import read_yaml, write_yaml
+from infalign.recipe.settings import Recipe
 from infalign.recipe.stored_laws import reference_rewards
 from infalign.steps.status import recorded_recipe
 from infalign.theory.aims import tilted
@@ -66,6 +69,20 @@ def test_a_template_that_only_the_run_has_would_be_lost(
     code, _, err = main("export", tmp_path, "--to", "trl", "--transform", "exp:10", "--kl", "0.5")
     assert code == 2
     assert f"lacks the {lost} of the run" in err
+
+
+def test_a_true_answer_of_several_types_is_refused(main: Any, calibrated_run: Path, tmp_path: Path) -> None:
+    """A table has one type per column, and verl's has the answer outside of JSON."""
+    asked = [{"prompt": f"What is {n} + {n}?", "answer": n if n % 2 else "none"} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    data = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "max_prompt_tokens": 180, "test_fraction": 0.3}
+    policy = read_yaml((calibrated_run / "recipe.yaml").read_text())["policy"]["model"]
+    settings = micro.given(tmp_path / "run", policy) | {"data": data}
+    micro.done(Recipe.model_validate(settings), until="calibrate")
+    code, out, err = main("export", tmp_path / "run", "--to", "verl", "--transform", "exp:10", "--kl", "0.5")
+    assert (code, out) == (3, "")
+    assert "no table for verl, as one has values of several types" in " ".join(err.split())
+    assert not list((tmp_path / "run" / "export").rglob("*.parquet"))
 
 
 def test_a_run_that_is_not_calibrated_is_refused(main: Any, calibrated_run: Path, tmp_path: Path) -> None:

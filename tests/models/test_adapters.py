@@ -61,6 +61,24 @@ def test_a_policy_is_its_base_with_the_adapter(policy: str, tmp_path: Path) -> N
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(policy).get_vocab()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that the embedding is tied
+@pytest.mark.parametrize("ends", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids=" ".join)
+@pytest.mark.parametrize("tied", [False, True], ids=["two adapters", "ensure_weight_tying"])
+def test_an_adapter_on_tied_embeddings_is_merged_into_each_for_itself(
+    policy: str, tmp_path: Path, ends: list[str], *, tied: bool
+) -> None:
+    """The merged model has the adapted one's logits; peft merges both into the one weight."""
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    assert model.config.tie_word_embeddings
+    config = LoraConfig(r=2, target_modules=ends, init_lora_weights=False, ensure_weight_tying=tied)
+    adapted = get_peft_model(model, config).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged, _ = load_policy(convert(str(tmp_path / "adapter")))
+    tokens = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(tokens).logits, adapted(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that it saves the embedding, which is tied
 @pytest.mark.parametrize("kept", [None, ["embed_tokens", "lm_head"]], ids=["saved by peft", "modules_to_save"])
 def test_tokens_that_an_adapter_adds_are_there(policy: str, tmp_path: Path, kept: list[str] | None) -> None:

@@ -70,3 +70,12 @@ def test_a_model_with_a_window_does_not_pack() -> None:
     model = tiny("Mistral", sliding_window=3)
     assert not can_pack(model)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_guide_whose_reference_cannot_pack_has_both_attentions_as_before() -> None:
+    """Gemma 2 is eager, as its attention has a softcap; a plain pass works after a packed one has failed."""
+    model = GuidedForCausalLM.with_side_network(tiny("Gemma2", head_dim=8), hidden=8, layers=1, reads=1)
+    before = [model.reference.config._attn_implementation, model.guide.network.config._attn_implementation]
+    assert not can_pack(model)
+    assert [model.reference.config._attn_implementation, model.guide.network.config._attn_implementation] == before
+    assert model(torch.tensor([PROMPTS[0]])).logits.isfinite().all()

@@ -150,6 +150,8 @@ def test_a_folder_that_is_not_empty_is_kept(model: str, rollouts: Rollouts, tmp_
         fit(model, rollouts, law, folder=tmp_path)
     with pytest.raises(ConfigError, match="qrpo draws no responses; use fit"):
         fit_online(model, PROMPTS, vowels, law, solver="qrpo")
+    with pytest.raises(DataError, match=r"the law is of \(12, 8\) rewards.* given are \(11, 8\)"):
+        fit_online(model, PROMPTS[1:], vowels, law)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -35,6 +35,8 @@ def test_explain_says_type_default_and_meaning_of_what_contains_a_word(main: Any
     assert [line for line in out.splitlines() if not line.startswith(" ")] == [
         f"data.sources.N.hub.{name}" for name in ("id", "config", "split", "revision", "data_dir", "data_files")
     ]
+    assert main("recipes", "--explain", "policies.aware.kl_budget")[1] == main("recipes", "--explain", "kl_budget")[1]
+    assert main("recipes", "--explain", "data.sources.0.hub.id")[1].startswith("data.sources.N.hub.id\n")
     for key, said in (("policies.aware.kl_budgt", "did you mean kl_budget?"), ("zzz", "docs/recipe.md lists all keys")):
         code, out, err = main("recipes", "--explain", key)
         assert (code, out, err) == (2, "", f"infalign: no recipe key contains {key}; {said}\n")

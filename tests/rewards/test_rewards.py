@@ -17,6 +17,8 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 from infalign.core.errors import ConfigError, DataError, StoppedError
@@ -219,6 +221,17 @@ def test_rows_that_are_too_long_name_their_prompt(classifier):
         DataError, match=rf"prompt {prompt_id(PROMPTS[0])}: .* has 525 tokens, but .* accepts at most 256;"
     ):
         classifier(PROMPTS, [*["x" * 500], *RESPONSES[1:]])
+
+
+def test_the_positions_of_a_roberta_begin_after_that_of_padding():
+    """Of 65 positions 64 are for tokens: a row of 64 has a reward, and a longer one is refused by both lengths."""
+    config = RobertaConfig(**(SHAPE | {"max_position_embeddings": 65, "pad_token_id": 0}))
+    reward = ClassifierReward(RobertaForSequenceClassification(config), tiny_tokenizer())
+    fits, long = "x" * 39, "x" * 40
+    assert [len(ids) for ids in reward.tokenize(PROMPTS[:1] * 2, [fits, long])] == [64, 65]
+    assert np.isfinite(reward(PROMPTS[:1], [fits])).all()
+    with pytest.raises(DataError, match="has 65 tokens, but the reward model accepts at most 64;"):
+        reward(PROMPTS[:1], [long])
 
 
 def test_rewards_in_bfloat16_stay_apart():

@@ -15,7 +15,10 @@ import httpx2
 import micro
 import pytest
 from clients import asked
-from listening import free_port
+from listening import free_port, listening
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from infalign.core.errors import ConfigError
 from infalign.models.scratch import train_tokenizer
@@ -23,7 +26,7 @@ from infalign.models.settings import Scratch
 from infalign.sampling.engine import Prompt, Sampling, Vocabulary
 from infalign.sampling.server import ServerEngine
 from infalign.serving.draws import RemoteDraws
-from infalign.serving.web import TOKEN_VARIABLE, token_for
+from infalign.serving.web import TOKEN_VARIABLE, for_this_machine, token_for
 
 SLOW = """
 import asyncio, ctypes, signal, sys, time
@@ -93,6 +96,19 @@ def test_a_taken_port_is_said_before_anything_is_loaded(words: tuple[str, ...]) 
         code, out, err = micro.infalign(*words, "--port", taken.getsockname()[1])
     assert (code, out) == (1, "")
     assert re.fullmatch(r"infalign: cannot listen: .*in use.*; choose another --port or --host\n", err)
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_a_page_that_is_rebound_to_this_machine_is_refused_without_a_token(token: str | None) -> None:
+    """It sends its own name as the host; a request with a token comes from nobody who has only rebound a name."""
+    app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("done"))])
+    with listening(for_this_machine(app, token)) as url:
+        port = url.rpartition(":")[2]
+        hosts = {f"{name}:{port}": 200 for name in ("127.0.0.1", "localhost", "LOCALHOST", "[::1]")} | {
+            "localhost": 200
+        }
+        hosts |= dict.fromkeys([f"evil.example:{port}", "127.0.0.1.evil.example", ""], 200 if token else 400)
+        assert {host: httpx2.get(url, headers={"Host": host}).status_code for host in hosts} == hosts
 
 
 @pytest.mark.parametrize(("host", "token", "expected"), [("127.0.0.1", "", None), ("0.0.0.0", "s3", "s3")])

@@ -107,6 +107,14 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert "What a KL budget can gain" in (tmp_path / "run" / "report.html").read_text()
     redone = main("status", path, "--set", "procedure=best-of-2", "--json")[1]
     assert "train-aware" in redone
+    # A policy from elsewhere, here one that equals the reference, has pass@k beside the run's own.
+    code, out, err = main("run", path, "--policy", shutil.copytree(tmp_path / "run" / "models" / "aware", "theirs"))
+    assert code == 0, err
+    (measured,) = (tmp_path / "run" / "evaluation").glob("theirs.*/results.json")
+    beside = json.loads(measured.read_text())["pass_at_k"]
+    assert set(beside) == {"reference", "aware", measured.parent.name}
+    assert beside["aware"]["4"]["mean"] == results["pass_at_k"]["aware"]["4"]["mean"]
+    assert f"{measured.parent.name} " in out[out.index("How often one of k answers is right") :]
     # What was trained can be prompted by anybody: it has the template that it was trained with.
     template = AutoTokenizer.from_pretrained(tmp_path / "run" / "models" / "aware").chat_template
     assert template == load_tokenizer(bare, template="plain").chat_template

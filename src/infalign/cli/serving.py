@@ -126,7 +126,7 @@ def serve(
     from infalign.pipeline.workers import prepare_process
     from infalign.serving.app import app
     from infalign.serving.policy import finding_answers, open_policy
-    from infalign.serving.web import bound, listen, token_for
+    from infalign.serving.web import bound, for_this_machine, listen, token_for
 
     prepare_process(None)
     token = token_for(host)
@@ -134,7 +134,7 @@ def serve(
         served = open_policy(run, policy, procedure, engine_url=engine_url, engine_model=engine_model, reward=reward)
         served = finding_answers(served, answer)
         say(open_console(), f"{served.name}, served as {served.procedure.name}: http://{host}:{port}/v1")
-        listen(app(served, token=token, most=most), at)
+        listen(for_this_machine(app(served, token=token, most=most), token), at)
 
 
 def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list[Message], str]]":

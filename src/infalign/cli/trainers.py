@@ -60,8 +60,9 @@ def serve_reward(
     """Serve the calibrated and transformed reward over HTTP, for trainers that call a reward server."""
     from infalign.integrations.environment import calibrated, find_tokenizer
     from infalign.integrations.server import app
-    from infalign.serving.web import bound, listen, token_for
+    from infalign.serving.web import bound, for_this_machine, listen, token_for
 
     token = token_for(host)
     with bound(host, port) as at:
-        listen(app(calibrated(source, transform), find_tokenizer(source), token=token), at)
+        served = app(calibrated(source, transform), find_tokenizer(source), token=token)
+        listen(for_this_machine(served, token), at)

@@ -44,10 +44,16 @@ class Budget:
 
 
 def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Sequence[float]) -> list[Budget]:
-    """Return what each KL budget buys. Raises ConfigError for one that cannot be spent, with the largest that can."""
-    rewards = np.sort(as_rewards(rewards_PK), axis=1)
+    """Return what each KL budget buys. Raises ConfigError for one that cannot be spent, with the largest that can.
+
+    Two values, such as −1 and 1, are a checker's, and are measured as 0 and 1.
+    """
+    rewards, unit = np.sort(as_rewards(rewards_PK), axis=1), 1.0
     prompts, rollouts = rewards.shape
     metric = f"mean reward of {procedure.name}"
+    if (values := np.unique(rewards)).size == 2:
+        rewards, unit = (rewards == values[1]).astype(float), float(np.ptp(values))
+        metric = f"right responses of {procedure.name}"
     if np.isin(rewards, (0.0, 1.0)).all() and isinstance(procedure, BestOfN | WorstOfN):
         metric = f"pass{'@' if isinstance(procedure, BestOfN) else '^'}{procedure.n}"
     silent = float((np.ptp(rewards, axis=1) == 0).mean())
@@ -56,7 +62,7 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Sequen
         best = optimum(rewards, procedure, kl=kl, objective="reward")
         weights_PK = np.exp(best.log_ratios_PK)
         effective = float((weights_PK.sum(axis=1) ** 2 / (weights_PK**2).sum(axis=1)).mean())
-        found.append(Budget(metric, prompts, rollouts, silent, best.largest_kl, kl, best.beta, effective, limit))
+        found.append(Budget(metric, prompts, rollouts, silent, best.largest_kl, kl, unit * best.beta, effective, limit))
     return found
 
 

@@ -62,7 +62,14 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     adapter = import_module(f"infalign.integrations.{framework}")
     rows = [row | {"prompt": prompt} for row, prompt in zip(table.to_pylist(), prompts_of(table), strict=True)]
-    write_table(path, pa.Table.from_pylist([adapter.row(row) | {"columns": row["columns"]} for row in rows]))
+    try:
+        exported = pa.Table.from_pylist([adapter.row(row) | {"columns": row["columns"]} for row in rows])
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{this.layout.calibrated}: the columns of the prompts' rows make no table for {framework}, as one has "
+            f"values of several types ({error}); give it one type, such as text, in the data, and rerun the recipe"
+        ) from error
+    write_table(path, exported)
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
     law = read_aim(transform).at(this.recipe.procedure, kl, None).law(reference_rewards(this.layout))
     launch = Launch(this.reference, str(path), law.beta, *lengths)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
@@ -309,12 +309,14 @@ def _padded(tokens: Tensor, inside: Tensor) -> Tensor:
 def packing(model: Any) -> Iterator[None]:
     """Let ``model`` take packed batches inside the block, and only those."""
     AttentionInterface.register(PACKED, _attend)  # no mask function with it, so models build no mask
-    before = model.config._attn_implementation
+    configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    before = [config._attn_implementation for config in configs]
     model.set_attn_implementation(PACKED)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        for config, attention in zip(configs, before, strict=True):  # a guide's and its reference's may differ
+            config._attn_implementation = attention
 
 
 def is_packing(model: Any) -> bool:

@@ -29,3 +29,14 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
             yield
     finally:
         model.train(training)
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Return how many tokens a text may have, None if the model's configuration names no limit.
+
+    RoBERTa's positions, and those of models like it, begin after that of padding.
+    """
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
+            return int(part.num_embeddings - part.padding_idx - 1)
+    return getattr(model.config, "max_position_embeddings", None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.conversations import conversation_ids
-from infalign.models.passes import BATCH_TOKENS
+from infalign.models.passes import BATCH_TOKENS, context_length
 from infalign.models.pretrained import config_of, is_classifier, read_tokenizer, read_weights
 from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import set_date
@@ -90,7 +90,7 @@ class ClassifierReward:
         _compute_head_in_float32(model)
         self.model, self.tokenizer, self.batch_tokens = model, tokenizer, batch_tokens
         self._turn = Lock()  # a model's forward pass is not for several threads at once
-        self.max_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.max_length = context_length(model)
         self.tolerance, self._calls = 0.0, 0
 
     @classmethod

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.sampling.prompts import Prompts, Sampler
 from infalign.sampling.rollouts import read_rollouts, shard_path
-from infalign.sampling.settings import KINDS, Drawing
+from infalign.sampling.settings import KINDS, Drawing, DrawingOptions
 from infalign.sampling.shared_prefix import ALTERNATIVES, SharedPrefixError
 
 PROMPTS = "prompts.parquet"  # in a folder of rollouts, beside their shards
@@ -95,7 +95,7 @@ def sample(
     *,
     seed: int = 0,
     folder: str | Path | None = None,
-    **drawing: Any,
+    **drawing: Unpack[DrawingOptions],
 ) -> Rollouts:
     """Draw ``k`` responses to each prompt, at temperature 1 without truncation.
 

@@ -1,6 +1,6 @@
 """Settings of the rollouts: the engine, and the number of responses."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,19 @@ class Drawing(Settings):
 
     max_new_tokens: Count = Field(64, description="maximum number of tokens per response, also in evaluation")
     engine: AnyEngine = Field(KINDS["shared-prefix"](kind="shared-prefix"), description="what samples responses")
+
+
+class DrawingOptions(TypedDict, total=False):
+    """`Drawing` as keywords of a call: the tokens per response, 64 by default, and the URL of a server or settings."""
+
+    max_new_tokens: int
+    engine: str | dict[str, Any]
+
+
+class SeededDrawing(DrawingOptions, total=False):
+    """The same, with the seed of the responses, 0 by default."""
+
+    seed: int
 
 
 class Rollout(Drawing):

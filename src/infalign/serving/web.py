@@ -48,6 +48,18 @@ def allowed(request: Request, token: str | None) -> bool:
     return token is None or secrets.compare_digest(given.encode(), f"Bearer {token}".encode())
 
 
+def for_this_machine(app: Starlette, token: str | None) -> Starlette:
+    """Return an application that, without a token, answers only requests to this machine's own names.
+
+    A page on the web can send others, once its name has the address of this machine (DNS rebinding).
+    """
+    if token is None:
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*THIS_MACHINE, "[::1]"])
+    return app
+
+
 async def body_of(request: Request, *, max_bytes: int) -> bytes:
     """Return the body of a request. Raises TooLargeError once it has more than ``max_bytes``, which are not kept."""
     body = bytearray()

@@ -16,7 +16,7 @@ from infalign.data.messages import Pair, prompt_id
 from infalign.method.calibration import Array
 from infalign.models.conversations import conversation_ids, prompt_ids
 from infalign.models.packed import PackedBatch, packed_batches, packing_if_possible
-from infalign.models.passes import FEW_TOKENS
+from infalign.models.passes import FEW_TOKENS, context_length
 from infalign.models.pooled import PooledForSequenceClassification, response_opening
 
 DEPTHS = 6  # layers to choose from, evenly spaced
@@ -70,7 +70,7 @@ def pooled_states(
 
     Raises DataError for a pair that the chat template renders otherwise, or that is longer than the model's context.
     """
-    prompts, responses, context = list[list[int]](), list[list[int]](), reader.config.max_position_embeddings
+    prompts, responses, context = list[list[int]](), list[list[int]](), context_length(reader)
     before = prompt_ids(tokenizer, [prompt for prompt, *_ in pairs])
     whole = iter(conversation_ids(tokenizer, [[*prompt, *said] for prompt, *both in pairs for said in both]))
     for (prompt, *both), asked in zip(pairs, before, strict=True):
