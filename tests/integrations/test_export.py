@@ -81,7 +81,7 @@ def test_a_true_answer_of_several_types_is_refused(main: Any, calibrated_run: Pa
     micro.done(Recipe.model_validate(settings), until="calibrate")
     code, out, err = main("export", tmp_path / "run", "--to", "verl", "--transform", "exp:10", "--kl", "0.5")
     assert (code, out) == (3, "")
-    assert "no table for verl, as one has values of several types" in " ".join(err.split())
+    assert "no table for verl, as a column of the data has values of several types" in " ".join(err.split())
     assert not list((tmp_path / "run" / "export").rglob("*.parquet"))
 
 

@@ -108,7 +108,8 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     redone = main("status", path, "--set", "procedure=best-of-2", "--json")[1]
     assert "train-aware" in redone
     # A policy from elsewhere, here one that equals the reference, has pass@k beside the run's own.
-    code, out, err = main("run", path, "--policy", shutil.copytree(tmp_path / "run" / "models" / "aware", "theirs"))
+    theirs = shutil.copytree(tmp_path / "run" / "models" / "aware", "theirs")
+    code, out, err = main("run", path, "--policy", theirs, "--set", "allow_worthless=true")
     assert code == 0, err
     (measured,) = (tmp_path / "run" / "evaluation").glob("theirs.*/results.json")
     beside = json.loads(measured.read_text())["pass_at_k"]

@@ -53,7 +53,6 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Sequen
     metric = f"mean reward of {procedure.name}"
     if (values := np.unique(rewards)).size == 2:
         rewards, unit = (rewards == values[1]).astype(float), float(np.ptp(values))
-        metric = f"right responses of {procedure.name}"
     if np.isin(rewards, (0.0, 1.0)).all() and isinstance(procedure, BestOfN | WorstOfN):
         metric = f"pass{'@' if isinstance(procedure, BestOfN) else '^'}{procedure.n}"
     silent = float((np.ptp(rewards, axis=1) == 0).mean())

@@ -51,7 +51,8 @@ def worth(
 
     They are the optima on stored rewards, as training has them, and lose nothing; on-policy training, which sees the
     current rate, and policies that generalize can have more, up to those that have ``known`` the rate of every prompt.
-    Means are by a mixture that takes rates below 1/(2K) as 0, so they err to the low side; limits hold for all rates.
+    Means are by a mixture that takes rates below 1/(2K) as 0, so they err to the low side. Limits hold for all rates of
+    what was fitted; the lower one of a difference is up to 1.5 points too high where all prompts have one rate.
     Raises DataError for fewer responses than the procedure draws; ConfigError for a procedure that is not by rank, and
     a KL that is negative or not finite.
     """

@@ -66,8 +66,8 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
         exported = pa.Table.from_pylist([adapter.row(row) | {"columns": row["columns"]} for row in rows])
     except pa.ArrowException as error:
         raise DataError(
-            f"{this.layout.calibrated}: the columns of the prompts' rows make no table for {framework}, as one has "
-            f"values of several types ({error}); give it one type, such as text, in the data, and rerun the recipe"
+            f"{this.layout.calibrated}: the rows make no table for {framework}, as a column of the data has values of "
+            f"several types ({error}); give it one, such as text, and rerun the recipe"
         ) from error
     write_table(path, exported)
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens

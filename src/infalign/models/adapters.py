@@ -43,6 +43,7 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     the model's or are missing.
     """
     from peft import PeftModel, get_peft_model_state_dict
+    from torch.nn import Parameter
 
     cannot = f"cannot merge the LoRA adapter {folder} into {model.name_or_path}"
     found = _weight_names(folder, cannot)
@@ -54,20 +55,13 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     odd = sorted(name for name in found ^ wanted if "lora_" in name or name in wanted)
     if odd:
         raise ConfigError(f"{cannot}: only one of them has {', '.join(odd[:6])}{' …' if len(odd) > 6 else ''}")
-    _untie(adapted)
-    with loading(cannot):
-        return adapted.merge_and_unload().eval()
-
-
-def _untie(adapted: Any) -> None:
-    """Give a head that shares the embedding's weight its own where an adapter is on one: each gets only what is its."""
-    from torch.nn import Parameter
-
     embedding, head = adapted.get_input_embeddings(), adapted.get_output_embeddings()
     if head is not None and (hasattr(embedding, "base_layer") or hasattr(head, "base_layer")):
-        plain = getattr(head, "base_layer", head)
+        plain = getattr(head, "base_layer", head)  # if tied, peft would merge the adapter of one into both
         plain.weight = Parameter(plain.weight.detach().clone())
         adapted.config.tie_word_embeddings = False
+    with loading(cannot):
+        return adapted.merge_and_unload().eval()
 
 
 def _weight_names(folder: str | Path, cannot: str) -> set[str]:

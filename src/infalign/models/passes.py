@@ -32,11 +32,8 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """Return how many tokens a text may have, None if the model's configuration names no limit.
-
-    RoBERTa's positions, and those of models like it, begin after that of padding.
-    """
+    """Return how many tokens a text may have, None if the model's configuration names no limit."""
     for name, part in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
+        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:  # as in RoBERTa
             return int(part.num_embeddings - part.padding_idx - 1)
     return getattr(model.config, "max_position_embeddings", None)

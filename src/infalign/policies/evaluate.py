@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 from io import StringIO
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -28,7 +28,6 @@ from infalign.policies.score import score
 from infalign.rewards.sources import AnyReward
 from infalign.sampling.prompts import repeated
 from infalign.sampling.sample import AnyPrompts, Rollouts, sample
-from infalign.sampling.settings import SeededDrawing
 
 KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times as many hardly narrow the interval
 
@@ -58,14 +57,14 @@ def evaluate(
     *,
     reference: AnyModel,
     samples: int = 64,
-    **drawing: Unpack[SeededDrawing],
+    **drawing: Any,
 ) -> Evaluation:
     """Return what a policy gains over its reference, both served by ``procedure``, on fresh responses.
 
     Models, prompts and ``drawing`` are as in `sample`, ``samples`` of each model for each prompt; the reward is as in
-    `score`. Numbers are the KL to the reference in nats per response (the exact one of each token, along 8 responses
-    per prompt), win rates over the reference served alike, and pass@1 and pass@N for rewards of 0 and 1, else the mean
-    reward that is served.
+    `score`. Numbers are the KL to the
+    reference in nats per response (the exact one of each token, along 8 responses per prompt), win rates over the
+    reference served alike, and pass@1 and pass@N for rewards of 0 and 1, else the mean reward that is served.
 
     Raises as `sample` and `score`; ConfigError for models with different tokenizers, DataError for fewer samples than
     the procedure needs and fewer than 2 prompts.
@@ -78,12 +77,11 @@ def evaluate(
     """
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     models = {"policy": Policy.of(policy), "reference": Policy.of(reference)}
-    tokenizer, asked, seed = models["reference"].tokenizer, list(prompts), drawing.get("seed", 0)
+    tokenizer, asked, seed = models["reference"].tokenizer, list(prompts), drawing.pop("seed", 0)
     check_same_tokens(models["policy"].tokenizer, tokenizer, model_name(policy))
     drawn, rewards = dict[str, Rollouts](), dict[str, Array]()
     for name, model in models.items():
-        drawing["seed"] = stream_seed(seed, name)
-        drawn[name] = sample((model.model, tokenizer), asked, samples, **drawing)
+        drawn[name] = sample((model.model, tokenizer), asked, samples, seed=stream_seed(seed, name), **drawing)
         rewards[name] = score(reward, drawn[name])
     given = {name: ~np.isnan(values).any(axis=1) for name, values in rewards.items()}
     kept = given["policy"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from infalign.rewards.scores import NamedReward, score_to
 from infalign.rewards.sources import AnyReward, load_reward
 from infalign.sampling.prompts import repeated
 from infalign.sampling.sample import AnyPrompts, Rollouts, sample
-from infalign.sampling.settings import SeededDrawing
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -60,11 +59,7 @@ def score(reward: AnyReward, rollouts: Rollouts) -> Array:
 
 
 def calibrate_prompts(
-    model: AnyModel,
-    prompts: AnyPrompts | Dataset,
-    reward: AnyReward,
-    k: int = 32,
-    **drawing: Unpack[SeededDrawing],
+    model: AnyModel, prompts: AnyPrompts | Dataset, reward: AnyReward, k: int = 32, **drawing: Any
 ) -> Dataset:
     """Return prompts with their sorted rewards, ``reference_rewards``: the dataset that a `CalibratedReward` trains on.
 

@@ -4,10 +4,10 @@
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,16 +76,10 @@ def all_keys() -> list[Key]:
 
 
 def explained(words: str) -> list[Key]:
-    """Return the keys whose dotted name contains ``words``, or stands for it, with a policy's own name or a place.
-
-    Raises ConfigError, with a near name, if there is none.
-    """
-    keys, any_name = all_keys(), {NAME: r"[^.]+", NUMBER: r"\d+"}
-
-    def stands_for(known: Key) -> bool:
-        return re.fullmatch(r"\.".join(any_name.get(part, part) for part in known.path), words) is not None
-
-    if not (found := [known for known in keys if words in known.name or stands_for(known)]):
+    """Return the keys that contain ``words``, which may name a policy; ConfigError, with a near name, if none does."""
+    keys = all_keys()
+    any_of = {known: ".".join("*" if part in (NAME, NUMBER) else part for part in known.path) for known in keys}
+    if not (found := [known for known in keys if words in known.name or fnmatchcase(words, any_of[known])]):
         hint = did_you_mean(words.rpartition(".")[2], [known.path[-1] for known in keys], after="; ")
         raise ConfigError(f"no recipe key contains {words}{hint or '; docs/recipe.md lists all keys'}")
     return found

@@ -96,8 +96,8 @@ def _worthless(recipe: Recipe, record: Record) -> Iterator[str]:
             "all rollouts of each prompt have the same reward, so there is nothing to learn; use a reward that "
             "distinguishes responses"
         )
-    on_policy = policy is not None and policy.draws_per_response  # others say it if they keep the reference
-    if summary.get("kl") == 0 and on_policy:
+    finds_strength = policy is not None and not policy.draws_per_response  # and said that it kept the reference
+    if summary.get("kl") == 0 and not finds_strength:
         yield "the KL is exactly 0, so the policy equals the reference; raise its fit.epochs or fit.learning_rate"
 
 

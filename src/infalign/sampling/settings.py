@@ -36,12 +36,6 @@ class DrawingOptions(TypedDict, total=False):
     engine: str | dict[str, Any]
 
 
-class SeededDrawing(DrawingOptions, total=False):
-    """The same, with the seed of the responses, 0 by default."""
-
-    seed: int
-
-
 class Rollout(Drawing):
     """K responses for each training prompt, drawn from the reference policy at temperature 1 without truncation."""
 

@@ -49,10 +49,7 @@ def allowed(request: Request, token: str | None) -> bool:
 
 
 def for_this_machine(app: Starlette, token: str | None) -> Starlette:
-    """Return an application that, without a token, answers only requests to this machine's own names.
-
-    A page on the web can send others, once its name has the address of this machine (DNS rebinding).
-    """
+    """Return an application that, without a token, refuses web pages whose name is rebound to this machine."""
     if token is None:
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 

@@ -90,8 +90,7 @@ def fit_online(
     """Train a policy on its own fresh responses, ranked among the rewards of the law, that of rollouts of ``prompts``.
 
     As `fit`, with the solvers that draw: their settings too, such as ``generations``, and ``max_new_tokens``; for maxk
-    the ``procedure``. Prompts are as in `sample`, the reward is as in `score`. A row of the law is of the prompt at its
-    place; a law of more or fewer prompts raises DataError, one of others in the same number cannot be told.
+    the ``procedure``. Prompts are as in `sample`, in the order of the law's rows; the reward is as in `score`.
 
     >>> prompts = [f"What is {n} + {n}?" for n in range(8)]
     >>> def distinct(responses):
