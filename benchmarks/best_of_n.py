@@ -13,9 +13,7 @@ from numpy.typing import ArrayLike
 from run_files import column, drawn
 from scipy.special import xlog1py
 
-from infalign import BestOfN, DataError, OrderStatistics, WorstOfN
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import win_rates_of
+from infalign import BestOfN, DataError, OrderStatistics, Samples, WorstOfN, win_rates_of
 from infalign.recipe.settings import Recipe
 from infalign.report.scored_samples import ScoredSamples
 

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infalign.evaluation.kl import rao_blackwell_kl, token_kl
-from infalign.models.packed import response_logprobs
+from infalign.evaluation.kl import rao_blackwell_kl, token_kl  # whose spread and memory are measured
 
 VOCABULARY, EOS, LENGTH, PROMPT = 12, 1, 4, [2, 5]
 SAMPLES = 4000
@@ -57,13 +56,21 @@ def every_response() -> list[list[int]]:
     return ended + [list(body) for body in itertools.product(others, repeat=LENGTH)]
 
 
+@torch.no_grad()
+def logprobs(model: LlamaForCausalLM, responses: list[list[int]]) -> np.ndarray:
+    """Return the log-probability of each response after the prompt."""
+    padded = torch.tensor([[*response, *[EOS] * (LENGTH - len(response))] for response in responses])
+    given = torch.cat([torch.tensor([PROMPT]).expand(len(padded), -1), padded], dim=1)
+    found = model(given, logits_to_keep=LENGTH + 1).logits[:, :-1].log_softmax(-1).gather(-1, padded[..., None])[..., 0]
+    said = torch.arange(LENGTH) < torch.tensor([*map(len, responses)])[:, None]
+    return (found * said).sum(1).numpy()
+
+
 def spread(noise: float) -> bool:
     """Print mean and standard deviation of the estimates, and return whether they are right."""
     reference, policy = pair(noise)
     responses = every_response()
-    log_q, log_p = (
-        response_logprobs(model.double(), [PROMPT] * len(responses), responses) for model in (reference, policy)
-    )
+    log_q, log_p = (logprobs(model.double(), responses) for model in (reference, policy))
     exact = np.exp(log_p) @ (log_p - log_q)
     places = np.random.default_rng(0).choice(len(responses), SAMPLES, p=np.exp(log_p) / np.exp(log_p).sum())
     drawn = [responses[place] for place in places]

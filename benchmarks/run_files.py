@@ -19,6 +19,12 @@ def drawn(folder: Path, name: str) -> dict[tuple[str, int], Any]:
     return {(row["prompt_id"], row["index"]): row[name] for table in tables for row in table.to_pylist()}
 
 
+def test_prompts(run_dir: str | Path, first: int) -> dict[str, list[Any]]:
+    """Return the first test prompts: prompt_id, prompt (messages), columns (the others, as JSON) and token_ids."""
+    found: dict[str, list[Any]] = pq.read_table(Path(run_dir) / "data" / "test_prompts.parquet")[:first].to_pydict()
+    return found
+
+
 def reference_rewards(run_dir: str | Path) -> np.ndarray:
     """Return the sorted rewards of the training prompts' rollouts, (P, K)."""
     return np.array(column(Path(run_dir) / "calibrated.parquet", "reference_rewards"))

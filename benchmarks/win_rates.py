@@ -18,9 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from infalign import BestOfN, Exponential, law_at_kl
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import win_rates_of
+from infalign import BestOfN, Exponential, Samples, law_at_kl, win_rates_of
 
 PROMPTS, POINT = 3000, 0.01
 SIZES = (1000, 100), (10_000, 256)

@@ -11,9 +11,7 @@ from hacking import Hacking
 from run_files import column, records, reference_rewards
 from seeds import Estimate, Quantity, Seed, Trained, lead, over_seeds
 
-from infalign import calibrate
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import rewind_draws
+from infalign import Samples, calibrate, rewind_draws
 
 K = 100  # the paper's rollouts per prompt
 USUAL_KL = (0.1, 3.0)  # nats: where theory's transformations are compared

@@ -108,10 +108,10 @@ def rewind_draws(policy: Samples, base: Samples, procedure: RewindAndRepeat) -> 
 
     For the base itself give ``base`` twice: the half that did not set the threshold is counted.
 
-    >>> rewards_PM = np.array([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]])
-    >>> base, policy = Samples(rewards_PM, rewards_PM), Samples(rewards_PM + 0.7, rewards_PM + 0.7)
-    >>> [rewind_draws(one, base, RewindAndRepeat(0.5, 4)).round(1) for one in (base, policy)]
-    [array([1.9]), array([1.])]
+    >>> better, rewards_PM = np.full((300, 32), 9.0), np.random.default_rng(0).random((300, 32))
+    >>> policy, base = Samples(better, better), Samples(rewards_PM, rewards_PM)
+    >>> [round(rewind_draws(one, base, RewindAndRepeat(0.5, 4)).mean(), 1) for one in (policy, base)]
+    [1.0, 1.9]
     """
     draws_P = np.zeros(len(base.selected))
     for references, rest in halves(base, [procedure], procedure.n if policy is base else 1):
