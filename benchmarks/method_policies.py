@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from methods import METHODS, read_method
 from pydantic import ValidationError
-from run_files import reference_rewards
+from run_files import Recipe, reference_rewards
 
 from infalign import ConfigError
-from infalign.recipe.settings import Recipe
-from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
+from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL  # what a report compares
 
 BUDGETS = (0.5, 1.0)  # nats, by default
 OVERSHOOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
