@@ -37,6 +37,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from run_files import load_recipe
+
+from infalign.sampling.prompts import Sampler  # in whose place made-up responses come
+from infalign.steps import whole_run  # each stage is measured alone
 
 LENGTHS = (8, 56)  # tokens of a response
 PROMPT_WORDS, VOCABULARY, POLICIES = 30, 2048, ("aware", "plain")
@@ -90,10 +94,6 @@ def write_rows(folder: Path, prompts: int) -> None:
 
 def run(folder: Path, prompts: int, k: int) -> Any:
     """Return the context of a run on the rows in ``folder``."""
-    from run_files import load_recipe
-
-    from infalign.steps import whole_run  # each stage is measured alone
-
     settings = {
         "run_dir": str(folder / "run"),
         "data": {"folder": str(folder), "sources": [{"path": "train.jsonl"}], "test": [{"path": "test.jsonl"}]},
@@ -123,11 +123,9 @@ def synthetic_engine(*_: object, **__: object) -> Iterator[Synthetic]:
 
 
 def do(which: str, run: Any) -> None:
-    """Do the unit ``which`` of a run, or all units of that stage."""
-    from infalign.steps import whole_run  # the same
-
+    """Do the units of a run that are named, or all units of a stage."""
     for unit in whole_run.units(run):
-        if which in (unit.name, unit.stage):
+        if {unit.name, unit.stage} & {*which.split()}:
             unit.output.parent.mkdir(parents=True, exist_ok=True)
             unit.work(on_progress=quiet)
 
@@ -162,7 +160,7 @@ STAGES: dict[str, Callable[[Any], None]] = {
     "score": partial(do, "score"),
     "calibrate": partial(do, "calibrate"),
     "train: read the rollouts": read_for_training,
-    "evaluate": partial(do, "evaluate-reference"),
+    "evaluate": partial(do, "samples-reference evaluate-reference"),
     "policies": write_policies,
     "results": partial(do, "results"),
 }
@@ -180,8 +178,6 @@ def peak() -> int:
 
 def measured(stage: str, folder: Path, prompts: int, k: int) -> tuple[int, float, float]:
     """Run a stage and return by how many bytes it raised the peak, its seconds and those of the processor."""
-    from infalign.sampling.prompts import Sampler  # no model draws
-
     Sampler.open = synthetic_engine
     for name, count in ((WARM, 8), (".", prompts)):  # the first has the imports and all that is allocated once
         with run(folder / name, count, k) as asked:

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from run_files import Recipe, reference_rewards
 
 from infalign import ConfigError
-from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL  # what a report compares
 
 BUDGETS = (0.5, 1.0)  # nats, by default
+MIN_KL = 1e-3  # nats; with less a policy has learned nothing
+MAX_KL_RATIO = 4.0  # between what is compared, and by which a budget is changed at most
 OVERSHOOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
 
 

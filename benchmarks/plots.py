@@ -11,20 +11,10 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # O
 LOOKS = [(COLORS[i % 6], MARKERS[(i + i // 6) % 6]) for i in range(12)]  # no two alike
 STYLE = {
     "font.size": 10,
-    "axes.titlesize": 10,
-    "legend.fontsize": 9,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": QUIET,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "figure.facecolor": PAPER,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "infalign",  # the same curves give the same bytes
     "savefig.dpi": 200,
