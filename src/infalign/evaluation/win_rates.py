@@ -110,8 +110,8 @@ def rewind_draws(policy: Samples, base: Samples, procedure: RewindAndRepeat) -> 
 
     >>> better, rewards_PM = np.full((300, 32), 9.0), np.random.default_rng(0).random((300, 32))
     >>> policy, base = Samples(better, better), Samples(rewards_PM, rewards_PM)
-    >>> [round(rewind_draws(one, base, RewindAndRepeat(0.5, 4)).mean(), 1) for one in (policy, base)]
-    [1.0, 1.9]
+    >>> [f"{rewind_draws(one, base, RewindAndRepeat(0.5, 4)).mean():.1f}" for one in (policy, base)]
+    ['1.0', '1.9']
     """
     draws_P = np.zeros(len(base.selected))
     for references, rest in halves(base, [procedure], procedure.n if policy is base else 1):
