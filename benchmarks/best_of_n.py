@@ -10,14 +10,10 @@ from typing import Any
 import numpy as np
 from methods import extreme_procedure
 from numpy.typing import ArrayLike
-from run_files import column, drawn
+from run_files import Evaluated, Recipe, drawn
 from scipy.special import xlog1py
 
-from infalign import BestOfN, DataError, OrderStatistics, WorstOfN
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import win_rates_of
-from infalign.recipe.settings import Recipe
-from infalign.report.scored_samples import ScoredSamples
+from infalign import BestOfN, DataError, OrderStatistics, Samples, WorstOfN, win_rates_of
 
 BEST_OF_N = "best-of-n"
 LEAST_LOG = -700.0  # below this, e^x underflows
@@ -100,16 +96,14 @@ def largest_n(recipe: Recipe) -> int:
 
 
 def serve_best_of_n(
-    evaluated: ScoredSamples, n: int, served: Sequence[Any]
+    evaluated: Evaluated, n: int, served: Sequence[Any]
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
     """Return the estimated KL (P,) of Best-of-n to the reference, and its win rates by judge and procedure.
 
     Served by a procedure that is not extreme, it is served once.
     """
-    folder, samples = evaluated.layout.evaluation("reference"), range(evaluated.samples)
-    logprobs = drawn(folder / "samples", "logprob")
-    prompt_ids = column(folder / "scores.parquet", "prompt_id")[:: evaluated.samples]
-    logprobs_PM = np.array([[logprobs[one, index] for index in samples] for one in prompt_ids])[evaluated.kept]
+    logprobs, samples = drawn(evaluated.folder / "reference" / "samples", "logprob"), range(evaluated.samples)
+    logprobs_PM = np.array([[logprobs[one, index] for index in samples] for one in evaluated.prompt_ids])
     reward = evaluated.column("reference", "reward")
     kl = best_of_n_kl(reward, logprobs_PM, n)
     half = reward.shape[1] // 2

@@ -9,17 +9,15 @@ of 100, whose standard error is 2.2.
 """
 
 import sys
-from dataclasses import astuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit, rel_entr
 from scipy.stats import beta, betabinom, binom
 
-from infalign import estimate
-from infalign.evaluation.extrapolation import Counts, extrapolate
-from infalign.evaluation.intervals import of_clusters
-from infalign.evaluation.worth import worth
+from infalign import Measuring, RewardTable, measure, training_worth
 
 POPULATION = 2000
 SIMULATIONS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
@@ -70,21 +68,31 @@ class Shown:
         self.lowest = min(self.lowest, covered) if judged else self.lowest
 
 
+def rewards(right: np.ndarray, samples: np.ndarray) -> list[np.ndarray]:
+    """Return the rewards of prompts with so many right responses of so many samples."""
+    return [(np.arange(n) < c).astype(float) for c, n in zip(right, np.broadcast_to(samples, right.shape), strict=True)]
+
+
+def ends(found: Mapping[str, Any]) -> Ends:
+    """Return a mean and its limits."""
+    return found["mean"], found["low"], found["high"]
+
+
 def beyond(shown: Shown, rng: np.random.Generator) -> None:
     """Measure pass@2n and pass@8n of n samples."""
     print(f"{'pass@k beyond n samples':<48}{HEAD}{'beta fit':>10}")
     for name, rates in populations().items():
         for n in SAMPLES:
             for prompts in SIZES:
-                found = []
-                for seed in range(SIMULATIONS):
+                metrics, found = [f"pass@{2 * n}", f"pass@{8 * n}"], []
+                for _ in range(SIMULATIONS):
                     drawn = rng.choice(rates, prompts)
-                    found.append(extrapolate(Counts(rng.binomial(n, drawn), n, seed=seed), [2 * n, 8 * n]))
+                    found.append(measure(rewards(rng.binomial(n, drawn), n), metrics))
                 for i, k in enumerate((2 * n, 8 * n)):
                     truth = (1.0 - (1.0 - rates) ** k).mean()
-                    ends = [(one[i]["mean"], one[i]["low"], one[i]["high"]) for one in found]
                     fit = f"{100 * (beta_fit(rates, n, k) - truth):+10.1f}"
-                    shown.row(f"{name}, n = {n}, {prompts} prompts, k = {k}", truth, ends, fit)
+                    limits = [ends(one[i]) for one in found]
+                    shown.row(f"{name}, n = {n}, {prompts} prompts, k = {k}", truth, limits, fit)
 
 
 def clusters(shown: Shown, rng: np.random.Generator) -> None:
@@ -94,18 +102,22 @@ def clusters(shown: Shown, rng: np.random.Generator) -> None:
     size = rng.integers(1, np.where(rates > 0.3, 9, 4))
     for problems in (20, 100):
         one: dict[str, list[Ends]] = {"pass@1, prompts alone": [], "pass@1": [], "pass@16": []}
-        for seed in range(SIMULATIONS):
+        for _ in range(SIMULATIONS):
             some = rng.integers(rates.size, size=problems)
             labels = np.repeat(np.arange(problems), size[some])
             n = rng.choice([4, 8, 16], labels.size)
-            c = rng.binomial(n, rates[some][labels])
-            far = extrapolate(Counts(c, n, labels, seed=seed), [16])[0]
-            one["pass@1, prompts alone"].append(astuple(estimate(c / n, seed=seed)))
-            one["pass@1"].append(astuple(estimate(of_clusters(c / n, labels), seed=seed)))
-            one["pass@16"].append((far["mean"], far["low"], far["high"]))
-        for name, ends in one.items():
+            right = rewards(rng.binomial(n, rates[some][labels]), n)
+            problem_of = [[label] * len(row) for label, row in zip(labels, right, strict=True)]
+            table = RewardTable.of(
+                right, problem_of
+            )  # the column of answers has the problems, which measuring may name
+            one["pass@1, prompts alone"].append(ends(measure(table, ["pass@1"])[0]))
+            near, far = measure(table, ["pass@1", "pass@16"], Measuring(cluster="answer"))
+            one["pass@1"].append(ends(near))
+            one["pass@16"].append(ends(far))
+        for name, limits in one.items():
             value = 1.0 - (1.0 - rates) ** (16 if name == "pass@16" else 1)
-            shown.row(f"{problems} problems, {name}", value @ size / size.sum(), ends, judged="alone" not in name)
+            shown.row(f"{problems} problems, {name}", value @ size / size.sum(), limits, judged="alone" not in name)
 
 
 def limit(rates: np.ndarray, responses: int, trained: int, kl: float) -> float:
@@ -134,18 +146,18 @@ def trained(shown: Shown, rng: np.random.Generator) -> None:
         for responses in (8, 16, 32, 64):
             for prompts in (20, 200):
                 found = []
-                for seed in range(SIMULATIONS):
+                for _ in range(SIMULATIONS):
                     right = rng.binomial(responses, rng.choice(rates, prompts))
-                    found.append(worth(Counts(right, responses, seed=seed), f"best-of-{N}", KLS))
+                    found.append(training_worth(rewards(right, responses), N, KLS))
                 for i, kl in enumerate(KLS):
                     ordinary, law = (limit(rates, responses, n, kl) for n in (1, N))
                     for what, truth in (("ordinary", ordinary), ("law", law), ("difference", law - ordinary)):
-                        ends = [astuple(getattr(one[i], what)) for one in found]
-                        shown.row(f"{name}, K = {responses}, {prompts} prompts, {kl} nats, {what}", truth, ends)
+                        limits = [ends(one[i][what]) for one in found]
+                        shown.row(f"{name}, K = {responses}, {prompts} prompts, {kl} nats, {what}", truth, limits)
 
 
 if __name__ == "__main__":
     shown, rng = Shown(), np.random.default_rng(1)
-    for measure in (beyond, clusters, trained):
-        measure(shown, rng)
+    for simulate in (beyond, clusters, trained):
+        simulate(shown, rng)
     sys.exit(int(shown.lowest < 0.93 - 3.0 * np.sqrt(0.93 * 0.07 / SIMULATIONS)))

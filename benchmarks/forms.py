@@ -21,14 +21,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 from method_policies import MethodPolicies
 from methods import METHODS
+from plots import COLORS, QUIET, STYLE, panels, save
 from rich.console import Console
+from run_files import load_recipe
 from seeds import Seed, Trained, WinRate, estimated, lead, read_words, share_of_gap
 from train_methods import train_methods
-
-from infalign.core.display import COLORS, QUIET, Estimate, panels, ratio, save, style
-from infalign.recipe.reading import load_recipe
 
 OFFLINE = ["qrpo", "qrpo-identity", "qrpo-raw", "qrpo-raw-prompt", "resample", "ipo", "bon-sft", "bonbon"]
 ON_POLICY = ["rloo", "rloo-raw", "grpo", "grpo-raw", "maxk"]
@@ -37,7 +37,7 @@ TITLES = {"guide": "guides", "plain": "plain models"}
 OURS = "qrpo"
 GUIDED = f"the guided {OURS}"
 
-Row = Mapping[str, Estimate | None]  # by column; None where methods cannot be compared
+Row = Mapping[str, Mapping[str, float] | None]  # estimates by column; None where methods cannot be compared
 
 
 def changes(name: str, form: str) -> list[str]:
@@ -98,7 +98,9 @@ def row(seeds: Sequence[Seed], guides: Sequence[Seed], method: str) -> Row:
         return min(seed.by_method[method], key=lambda name: abs(float(seed.kl(name).mean()) - budget_of(seed)))
 
     own = [(seed, nearest(seed)) for seed in seeds]
-    found: dict[str, Estimate | None] = {"KL": estimated([seed.trained(seed.kl(name)) for seed, name in own])}
+    found: dict[str, Mapping[str, float] | None] = {
+        "KL": estimated([seed.trained(seed.kl(name)) for seed, name in own])
+    }
     for judge, rate in won.items():
         found[f"{judge}, %"] = estimated([seed.trained(100 * seed.values(rate, name)) for seed, name in own])
     for said, ours in ({OURS: seeds} if guides is seeds else {OURS: seeds, GUIDED: guides}).items():
@@ -111,13 +113,21 @@ def row(seeds: Sequence[Seed], guides: Sequence[Seed], method: str) -> Row:
     return found | {"share": estimated(known) if len(known) == len(own) else None}
 
 
+def shown(estimate: Mapping[str, float] | None, digits: int) -> str:
+    """Return an estimate with its interval: ``0.12 (−0.05 to 0.29)``."""
+    if estimate is None:
+        return ""
+    mean, low, high = (f"{estimate[end]:.{digits}f}".replace("-", "−") for end in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
 def table(title: str, rows: Mapping[str, Row]) -> str:
     """Return rows as Markdown; methods that optimize the served win rate have a star."""
     columns = list(rows[OURS])
     lines = [f"{title}\n", f"| method | {' | '.join(columns)} |", f"|{'---|' * (1 + len(columns))}"]
     digits = {column: 2 if column in {"KL", "share"} else 1 for column in columns}
     for method, found in rows.items():
-        cells = ("" if cell is None else ratio(cell, digits[column]) for column, cell in found.items())
+        cells = (shown(cell, digits[column]) for column, cell in found.items())
         lines.append(f"| {method}{'*' if METHODS[method].ours else ''} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -125,7 +135,7 @@ def table(title: str, rows: Mapping[str, Row]) -> str:
 def draw(by_form: Mapping[str, Mapping[str, Row]], path: Path) -> None:
     """Draw who is ahead of each method of a form by how many points, a panel each and a color for each judge."""
     drawn = [("guide", OURS), ("plain", OURS), ("plain", GUIDED)]
-    with style("the figure needs"):
+    with rc_context(STYLE):
         figure, axes = panels(1, len(drawn), (3.6 * len(drawn), 4.0))
         for panel, (form, ours) in zip(np.atleast_1d(axes), drawn, strict=True):
             rows, begins = by_form[form], f"{ours} is ahead "

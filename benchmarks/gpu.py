@@ -29,17 +29,11 @@ import guides
 import numpy as np
 import torch
 import transformers
+from small_models import llama, word_tokenizer, words
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
 
-from infalign import ClassifierReward
-from infalign.models.packed import PackedBatch, packing, response_logprobs
-from infalign.models.pretrained import load_policy
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
-from infalign.sampling.engine import Engine, Prompt, Response, Sampling
-from infalign.sampling.rollouts import SHARD_PROMPTS
-from infalign.sampling.shared_prefix import SharedPrefixEngine
-from infalign.sampling.transformers import TransformersEngine
+from infalign import ClassifierReward, Rollouts, sample
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDING = {"float32": 1e-4, "bfloat16": 5e-2}  # nats per token, between two ways to compute the same
@@ -52,10 +46,10 @@ SHAPES = {  # SmolLM2's and Qwen3's
     "4B": (2560, 9728, 36, 32, 8, 128, 151936),
 }
 LARGEST, TINY = "4B", (64, 96, 2, 2, 1, 32, 300)
-WHOLE = "reference, all trained"
+VOCABULARY, WHOLE = 300, "reference, all trained"
 FORMS = WHOLE, "adapter"  # rows of guides.py
 Works = dict[str, Callable[[], str]]
-ENGINES = SharedPrefixEngine, TransformersEngine
+ENGINES, DRAWN_PROMPTS = ("shared-prefix", "transformers"), 16
 DATA = {"demo": "[{sums: 10000}]", "preferences": "[{world: 500}]"}
 SMALL = "rollout.prompts=96 rollout.k=16 evaluate.prompts=24 evaluate.samples=64 evaluate.max_n=16 allow_worthless=true"
 FIT = "fit: &fit {batch_size: 64, device_batch_size: 16, bf16: true, gradient_checkpointing: true, lora: {rank: 4}}"
@@ -70,12 +64,11 @@ class Small:
     """A random model in one precision, and what it drew."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
-        shape = Scratch(vocabulary=300, hidden=128, layers=4, context=256)
-        self.folder, self.dtype, self.tokenizer = folder, dtype, train_tokenizer(["How do I bake bread?"] * 9, shape)
+        self.folder, self.dtype, self.tokenizer = folder, dtype, word_tokenizer(VOCABULARY)
         for path in (folder, folder / "reward"):
             self.tokenizer.save_pretrained(path)
-        new_policy(shape, self.tokenizer, seed=0).save_pretrained(folder)
-        self.model, _ = load_policy(str(folder), device=DEVICE, dtype=dtype)
+        self.model = llama(VOCABULARY, hidden=128, layers=4, num_attention_heads=4, tie_word_embeddings=True)
+        self.model = self.model.to(DEVICE, getattr(torch, dtype))
         rng = np.random.default_rng(0)
         self.asked = rng.integers(5, 200, (3, 20)).repeat(16, axis=0).tolist()
         self.responses = rng.integers(5, 200, (48, 32)).tolist()
@@ -87,28 +80,36 @@ class Small:
         return f"{apart:.1e} apart, limit {limit:g}"
 
     @torch.inference_mode()
-    def padded(self, responses: Any) -> Any:
+    def padded(self, asked: Any, responses: Any) -> Any:
         """Return the log-probabilities of a padded pass."""
-        return PackedBatch.pack(self.asked, responses).to(DEVICE).logprobs(self.model).cpu().numpy()
+        rows = pad_sequence([torch.tensor([*pair[0], *pair[1]]) for pair in zip(asked, responses, strict=True)], True)
+        rows, longest = rows.to(DEVICE), max(map(len, responses))
+        found = self.model(rows).logits[:, -longest - 1 : -1].float().log_softmax(-1)
+        of_token = found.gather(-1, rows[:, -longest:, None])[..., 0]
+        lengths = torch.tensor([*map(len, responses)], device=DEVICE)[:, None]
+        return (of_token * (torch.arange(longest, device=DEVICE) < lengths)).sum(1).cpu().numpy()
 
-    def engine(self, kind: Callable[..., Engine]) -> str:
+    def packed(self, policy: Any) -> Any:
+        """Return the log-probabilities of a packed pass."""
+        return guides.logprobs(policy, guides.pack(self.asked, self.responses, DEVICE)).cpu().numpy()
+
+    def engine(self, kind: str) -> str:
         """Compare an engine's log-probabilities with those of a padded pass."""
-        engine = kind(self.model, self.tokenizer, Sampling(32))
-        draws = [one for i, prompt in enumerate(self.asked[::16]) for one in engine.sample(prompt, str(i), range(16))]
-        responses = [one.token_ids for one in draws]
-        found = self.padded(responses)
-        return self.near(found, [one.logprob for one in draws], [*map(len, responses)])
+        prompts = [words(prompt) for prompt in self.asked[::16]]
+        drawn = sample((self.model, self.tokenizer), prompts, 16, max_new_tokens=32, engine={"kind": kind}).drawn
+        responses = drawn["token_ids"].to_pylist()
+        found = self.padded(self.asked, responses)
+        return self.near(found, drawn["logprob"].to_pylist(), [*map(len, responses)])
 
     def start(self, form: str) -> str:
         """Compare an untrained policy, by a packed pass, with its reference; take a step, after which it is another."""
-        texts, policy = (self.asked, self.responses), guides.FORMS[form](copy.deepcopy(self.model))[0]
-        before = self.padded(self.responses)
-        said = self.near(response_logprobs(policy, *texts), before, 32)
+        policy = guides.FORMS[form](copy.deepcopy(self.model))[0]
+        before = self.padded(self.asked, self.responses)
+        said = self.near(self.packed(policy), before, 32)
         optimizer = torch.optim.AdamW([weight for weight in policy.parameters() if weight.requires_grad], lr=3e-2)
-        with packing(policy):
-            PackedBatch.pack(*texts).to(DEVICE).logprobs(policy).sum().backward()
+        guides.gradients(policy, [guides.pack(self.asked, self.responses, DEVICE)])
         optimizer.step()
-        moved = np.abs(response_logprobs(policy, *texts) - before) / 32
+        moved = np.abs(self.packed(policy) - before) / 32
         assert ROUNDING[self.dtype] < moved.max() < np.inf, f"a step moved it by {moved.max():.1e}"
         return said
 
@@ -160,7 +161,7 @@ def paths(folder: Path) -> Works:
     works: Works = {}
     for dtype in ROUNDING:
         small = Small(folder / dtype, dtype)
-        works |= {f"draws, {kind.__name__}, {dtype}": partial(small.engine, kind) for kind in ENGINES}
+        works |= {f"draws, {kind}, {dtype}": partial(small.engine, kind) for kind in ENGINES}
         works |= {f"{form}, {dtype}": partial(small.start, form) for form in (*FORMS, "guide on states")}
         works[f"scores, {dtype}"] = small.scores
     now = time.time_ns()
@@ -195,27 +196,31 @@ def measured(name: str, form: str) -> str:
     """Return tokens per second of draws, but for the largest shape, and of training, and GB."""
     sizes = dict(zip(SIZES.split(), SHAPES[name] if DEVICE == "cuda" else TINY, strict=True))
     with torch.device(DEVICE):
-        base = Qwen3ForCausalLM(Qwen3Config(**sizes, eos_token_id=1, tie_word_embeddings=True))
+        base = Qwen3ForCausalLM(Qwen3Config(**sizes, eos_token_id=sizes["vocab_size"] - 1, tie_word_embeddings=True))
     model, said = guides.FORMS[form](base if form == WHOLE else base.bfloat16())[0].eval(), []
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    asked = torch.randint(3, sizes["vocab_size"], (PROMPTS, PROMPT)).tolist()
+    asked = torch.randint(3, sizes["vocab_size"] - 1, (PROMPTS, PROMPT)).tolist()
     autocast = torch.autocast(DEVICE, torch.bfloat16)
     if name != LARGEST:
-        tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
-        engine, drawn = SharedPrefixEngine(model, tokenizer, Sampling(DRAWN)), list[list[Response]]()
-        draws = [(Prompt(str(shard), asked[shard % PROMPTS]), i) for shard in range(SHARD_PROMPTS) for i in range(K)]
+        if form == WHOLE:
+            model.bfloat16()  # `sample` holds a float32 model to float32's rounding
+        policy, drawn = (model, word_tokenizer(sizes["vocab_size"])), list[Rollouts]()
+        prompts = [words([shard, *asked[shard % PROMPTS][1:]]) for shard in range(DRAWN_PROMPTS)]
         with autocast:
-            seconds = guides.fastest(lambda: drawn.append(engine.sample_together(draws)))
-        said.append(f"draws {sum(len(response.token_ids) for response in drawn[0]) / seconds:,.0f} tokens/s")
+            seconds = guides.fastest(lambda: drawn.append(sample(policy, prompts, K, max_new_tokens=DRAWN)))
+        tokens = sum(map(len, drawn[0].drawn["token_ids"].to_pylist()))
+        said.append(f"draws {tokens / seconds:,.0f} tokens/s")
+        if form == WHOLE:
+            model.float()
     responses = torch.randint(3, sizes["vocab_size"], (8 * PROMPTS, RESPONSE)).tolist()
-    batch = PackedBatch.pack([asked[i // 8] for i in range(8 * PROMPTS)], responses).to(DEVICE)
+    batch = guides.pack([asked[i // 8] for i in range(8 * PROMPTS)], responses, DEVICE)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-5)
 
     def step() -> None:
-        with packing(model), autocast:
-            batch.logprobs(model).sum().backward()
+        with autocast:
+            guides.gradients(model, [batch])
         optimizer.step()
         optimizer.zero_grad()
         if DEVICE == "cuda":

@@ -10,42 +10,38 @@ parameters.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
-from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from small_models import llama, word_tokenizer, words
+from torch import Tensor
+from transformers import AutoModel, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from infalign.models.guided import GuidedForCausalLM
-from infalign.models.packed import PackedBatch, packing
-from infalign.models.scratch import train_tokenizer
-from infalign.models.settings import Scratch
-from infalign.models.top_layers import starting_from_states
-from infalign.models.top_tokens import TopTokens
-from infalign.sampling.engine import Sampling
-from infalign.sampling.shared_prefix import SharedPrefixEngine
+from infalign import Rollouts, sample
+from infalign.models.guided import GuidedForCausalLM  # without the training that `fit` and a recipe add
+from infalign.models.packed import PackedBatch, packing  # the passes of a training, measured alone
+from infalign.models.top_layers import starting_from_states  # the same
 
 PROMPT, RESPONSE, ROUNDS, VOCABULARY, TOP_TOKENS = 64, 64, 3, 32000, 128
 
 
 def reference(hidden: int, layers: int) -> LlamaForCausalLM:
     """Return a random Llama."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, eos_token_id=1, pad_token_id=0, **shape, **heads)).eval()
+    heads = hidden // 64
+    return llama(VOCABULARY, hidden, layers, num_attention_heads=heads, num_key_value_heads=heads)
 
 
-def with_trunk(base: LlamaForCausalLM) -> GuidedForCausalLM:
-    """Return a guide with a trunk of the reference's size."""
-    trunk = AutoModel.from_config(base.config)
-    return GuidedForCausalLM.with_network(base, trunk)
+def with_trunk(base: PreTrainedModel, config: PreTrainedConfig | None = None, top_tokens: int = 0) -> GuidedForCausalLM:
+    """Return a guide with a new trunk, by default of the reference's size."""
+    trunk = AutoModel.from_config(config or base.config)
+    return GuidedForCausalLM.with_network(base, trunk, top_tokens)
 
 
-def on_states(base: LlamaForCausalLM, top_tokens: int = 0) -> GuidedForCausalLM:
+def on_states(base: PreTrainedModel, top_tokens: int = 0) -> GuidedForCausalLM:
     """Return a guide on the states of three layers, which tells so many tokens apart."""
     return GuidedForCausalLM.with_side_network(base, hidden=192, layers=2, reads=3, top_tokens=top_tokens)
 
@@ -59,21 +55,21 @@ def adapted(base: PreTrainedModel, layers: int | None = None) -> Any:
     return get_peft_model(base, LoraConfig(r=16, lora_alpha=32.0, task_type=TaskType.CAUSAL_LM, **on))
 
 
-def last(base: LlamaForCausalLM) -> int:
+def last_third(base: LlamaForCausalLM) -> int:
     """Return a third of the layers."""
     return base.config.num_hidden_layers // 3
 
 
-# Of each form the model, how many layers' states are stored, and how many last layers start from them.
-FORMS: dict[str, Callable[[LlamaForCausalLM], tuple[Any, int, int]]] = {
-    "reference, all trained": lambda base: (base, 0, 0),
-    "guide, own trunk": lambda base: (with_trunk(base), 0, 0),
-    "guide on states": lambda base: (on_states(base), 0, 0),
-    "guide on stored states": lambda base: (on_states(base), 3, 0),
-    "  for the likeliest 128": lambda base: (on_states(base, TOP_TOKENS), 3, 0),
-    "adapter": lambda base: (adapted(base), 0, 0),
-    "adapter, last third": lambda base: (adapted(base, last(base)), 0, 0),
-    "adapter, stored states": lambda base: (adapted(base, last(base)), 1, last(base)),
+# Of each form the model, whether states of the reference are stored, and how many last layers start from them.
+FORMS: dict[str, Callable[[LlamaForCausalLM], tuple[Any, bool, int]]] = {
+    "reference, all trained": lambda base: (base, False, 0),
+    "guide, own trunk": lambda base: (with_trunk(base), False, 0),
+    "guide on states": lambda base: (on_states(base), False, 0),
+    "guide on stored states": lambda base: (on_states(base), True, 0),
+    "  for the likeliest 128": lambda base: (on_states(base, TOP_TOKENS), True, 0),
+    "adapter": lambda base: (adapted(base), False, 0),
+    "adapter, last third": lambda base: (adapted(base, last_third(base)), False, 0),
+    "adapter, stored states": lambda base: (adapted(base, last_third(base)), True, last_third(base)),
 }
 
 
@@ -87,37 +83,61 @@ def fastest(work: Callable[[], object]) -> float:
     return min(seconds)
 
 
+def pack(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], device: Any = "cpu") -> PackedBatch:
+    """Return responses with their prompts, each of which is computed once."""
+    return PackedBatch.pack(prompts, responses).to(device)
+
+
+@torch.no_grad()
+def logprobs(model: Any, batch: PackedBatch) -> Tensor:
+    """Return the log-probability of each response by a packed pass."""
+    with packing(model):
+        return batch.logprobs(model)
+
+
+@torch.no_grad()
+def with_stored(model: Any, batch: PackedBatch, last: int = 0) -> PackedBatch:
+    """Return a batch with what is stored of the reference: states that a guide reads, or those below last layers."""
+    with packing(model):
+        if not last:
+            return model.read_once(batch)
+        found = batch.run(model.base_model, output_hidden_states=True).hidden_states
+        return replace(batch, states=found[model.config.num_hidden_layers - last][0])
+
+
+def gradients(model: Any, batches: Sequence[PackedBatch], last: int = 0) -> None:
+    """Compute the gradients of the log-probabilities; of the last layers only, over stored states."""
+    with packing(model), starting_from_states(model, last) if last else nullcontext():
+        for batch in batches:
+            batch.logprobs(model).sum().backward()
+
+
 def main() -> None:
     """Print a row for each form, and its ratio to the reference."""
     hidden, layers = map(int, sys.argv[1:] or (640, 12))
     torch.set_num_threads(1)
-    tokenizer = train_tokenizer(["a b c"] * 9, Scratch(vocabulary=300))
-    prompts = torch.randint(3, VOCABULARY, (4, PROMPT)).tolist()
-    plain = PackedBatch.pack(
-        [prompts[i // 8] for i in range(32)], torch.randint(3, VOCABULARY, (32, RESPONSE)).tolist()
-    )
-    top = TopTokens.of_logits(torch.randn(len(plain.targets), VOCABULARY), plain.targets, TOP_TOKENS)
+    tokenizer, rng = word_tokenizer(VOCABULARY), torch.Generator().manual_seed(0)
+    prompts = torch.randint(VOCABULARY - 1, (4, PROMPT), generator=rng).tolist()
+    responses = torch.randint(VOCABULARY - 1, (32, RESPONSE), generator=rng).tolist()
+    plain = pack([prompts[i // 8] for i in range(32)], responses)
     first: list[float] = []
     for name, form in FORMS.items():
-        model, stored, started = form(reference(hidden, layers))
-        states = torch.randn(len(plain.tokens), stored * hidden)
-        is_apart = isinstance(model, GuidedForCausalLM) and model.config.guide.get("top_tokens")
-        packed = replace(plain, states=states, top_tokens=top if is_apart else None) if stored else plain
+        base = reference(hidden, layers)
+        model, stored, last = form(base)
+        packed = with_stored(base if last else model, plain, last) if stored else plain
         model.eval()
         weights = sum(weight.numel() for weight in model.parameters())
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        engine = SharedPrefixEngine(model, tokenizer, Sampling(RESPONSE, seed=0))
 
-        def step(model: Any = model, packed: PackedBatch = packed, started: int = started) -> None:
-            with packing(model), starting_from_states(model, started) if started else nullcontext():
-                packed.logprobs(model).sum().backward()
+        def step(model: Any = model, packed: PackedBatch = packed, last: int = last) -> None:
+            gradients(model, [packed], last)
             model.zero_grad()
 
-        drawn = sum(len(response.token_ids) for response in engine.sample(prompts[0], "p", range(32)))
-        rates = [
-            32 * RESPONSE / fastest(step),
-            drawn / fastest(lambda engine=engine: engine.sample(prompts[0], "p", range(32))),
-        ]
+        def draw(model: Any = model) -> Rollouts:
+            return sample((model, tokenizer), [words(prompts[0])], 32, max_new_tokens=RESPONSE)
+
+        drawn = sum(map(len, draw().drawn["token_ids"].to_pylist()))
+        rates = [32 * RESPONSE / fastest(step), drawn / fastest(draw)]
         row = [4 * weights / 2**20, 4 * (weights + 3 * trained) / 2**20, *rates]
         first = first or row
         said = [f"{value:,.0f} ({value / base:.2f})" for value, base in zip(row, first, strict=True)]

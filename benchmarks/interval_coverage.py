@@ -18,12 +18,19 @@ import numpy as np
 from scipy.special import expit, logit
 from scipy.stats import bootstrap
 
-from infalign import BestOfN, WorstOfN, estimate, parse_procedure
-from infalign.evaluation.intervals import Estimate, estimate_difference, estimate_share
-from infalign.evaluation.length import length_controlled
-from infalign.evaluation.pass_at_k import Metric
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import prompt_win_rates
+from infalign import (
+    BestOfN,
+    Estimate,
+    Samples,
+    WorstOfN,
+    estimate,
+    estimate_difference,
+    estimate_share,
+    parse_procedure,
+    win_rates_of,
+)
+from infalign.evaluation.length import length_controlled  # by prompt; `infalign win-rate` has the mean
+from infalign.evaluation.pass_at_k import Metric  # by prompt; `measure` has the mean
 
 POPULATION, SAMPLES = 20_000, 12
 CHECKED_POPULATION, CHECKED = 3000, 32  # maj@k takes 2 ms per prompt
@@ -51,7 +58,7 @@ def win_rates(procedure: Any, strengths_P: np.ndarray, seed: int) -> np.ndarray:
     """Return the estimated win rate of each prompt of a population, against a base that is the same for all seeds."""
     base = np.random.default_rng(0).random((POPULATION, SAMPLES))
     policy = np.random.default_rng(seed).random((POPULATION, SAMPLES)) ** (1 / strengths_P[:, None])
-    return prompt_win_rates(Samples(policy, policy), Samples(base, base), procedure)
+    return win_rates_of(Samples(policy, policy), Samples(base, base), [procedure])[0]
 
 
 def checked(rates_P: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:

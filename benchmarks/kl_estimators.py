@@ -1,33 +1,24 @@
-"""Print the spread of log-ratios and of Rao–Blackwell's KL, and the memory of the latter over that of the naive way.
+"""Print the spread of log-ratios and of Rao–Blackwell's KL: ``python benchmarks/kl_estimators.py``.
 
-    python benchmarks/kl_estimators.py
-
-Spread: a random Llama with 12 tokens and copies near and far from it, on the same samples; the exact KL sums over all
-16,105 responses. Memory: `token_kl` against log_softmax of everything at once in float32, 1,024 tokens of the
-GPT-2 vocabulary, each in a process of its own. Exits with 1 if a mean is more than 4 standard errors off, the
-Rao–Blackwellised estimate is not the one that varies least, or the memory is more than a fifth of the naive way's.
-One thread.
+A random Llama with 12 tokens and copies near and far from it, on the same samples; the exact KL sums over all 16,105
+responses. Exits with 1 if a mean is more than 4 standard errors off, or the Rao–Blackwellised estimate is not the one
+that varies least. One thread.
 """
 
 import copy
 import itertools
 import math
-import resource
-import subprocess
 import sys
-import time
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infalign.evaluation.kl import rao_blackwell_kl, token_kl
-from infalign.models.packed import response_logprobs
+from infalign.evaluation.kl import rao_blackwell_kl  # whose spread is measured
 
 VOCABULARY, EOS, LENGTH, PROMPT = 12, 1, 4, [2, 5]
 SAMPLES = 4000
 NOISES = 0.01, 0.05  # standard deviations of the change of a weight; weights have 0.3
-WIDE_VOCABULARY, TOKENS = 50257, 1024
 
 
 def pair(noise: float) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
@@ -57,13 +48,21 @@ def every_response() -> list[list[int]]:
     return ended + [list(body) for body in itertools.product(others, repeat=LENGTH)]
 
 
+@torch.no_grad()
+def logprobs(model: LlamaForCausalLM, responses: list[list[int]]) -> np.ndarray:
+    """Return the log-probability of each response after the prompt."""
+    padded = torch.tensor([[*response, *[EOS] * (LENGTH - len(response))] for response in responses])
+    given = torch.cat([torch.tensor([PROMPT]).expand(len(padded), -1), padded], dim=1)
+    found = model(given, logits_to_keep=LENGTH + 1).logits[:, :-1].log_softmax(-1).gather(-1, padded[..., None])[..., 0]
+    said = torch.arange(LENGTH) < torch.tensor([*map(len, responses)])[:, None]
+    return (found * said).sum(1).numpy()
+
+
 def spread(noise: float) -> bool:
     """Print mean and standard deviation of the estimates, and return whether they are right."""
     reference, policy = pair(noise)
     responses = every_response()
-    log_q, log_p = (
-        response_logprobs(model.double(), [PROMPT] * len(responses), responses) for model in (reference, policy)
-    )
+    log_q, log_p = (logprobs(model.double(), responses) for model in (reference, policy))
     exact = np.exp(log_p) @ (log_p - log_q)
     places = np.random.default_rng(0).choice(len(responses), SAMPLES, p=np.exp(log_p) / np.exp(log_p).sum())
     drawn = [responses[place] for place in places]
@@ -84,51 +83,6 @@ def spread(noise: float) -> bool:
     return right and deviations["Rao–Blackwell"] == min(deviations.values())
 
 
-def naive(policy: torch.Tensor, reference: torch.Tensor, targets: torch.Tensor) -> None:
-    """Compute the same with whole arrays."""
-    log_p = policy.log_softmax(-1)
-    log_ratio = log_p - reference.log_softmax(-1)
-    log_ratio.gather(-1, targets.unsqueeze(-1)).isneginf().any()
-    (log_p.exp() * log_ratio).sum(-1)
-
-
-def measure(way: str) -> None:
-    """Print the peak memory on top of the logits, in MiB, and the seconds of one way."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    policy = torch.randn(TOKENS, WIDE_VOCABULARY)
-    reference = policy.clone()
-    reference += 0.1
-    targets = torch.randint(WIDE_VOCABULARY, (TOKENS,))
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    if way == "naive":
-        naive(policy, reference, targets)
-    else:
-        token_kl(policy, reference, targets)
-    seconds = time.perf_counter() - start
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, seconds)
-
-
-def memory() -> bool:
-    """Print memory and time of both ways, and return whether the chunks save what is promised."""
-    print(f"{TOKENS:,} tokens × {WIDE_VOCABULARY:,}: 2 × {TOKENS * WIDE_VOCABULARY / 2**18:.0f} MiB of float32 logits")
-    peaks = {}
-    for way in ("naive", "chunked"):
-        answer = subprocess.run([sys.executable, __file__, way], check=True, capture_output=True, text=True).stdout
-        peaks[way], seconds = map(float, answer.split())
-        print(f"{way:16}{peaks[way]:9.1f} MiB on top of the logits, {seconds:.2f} s")
-    print(f"{'ratio':16}{peaks['chunked'] / peaks['naive']:9.3f}")
-    return peaks["chunked"] <= peaks["naive"] / 5
-
-
-def main() -> int:
-    """Measure, print and judge."""
-    torch.set_num_threads(1)
-    return int(not all([*map(spread, NOISES), memory()]))
-
-
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        measure(sys.argv[1])
-    else:
-        sys.exit(main())
+    torch.set_num_threads(1)
+    sys.exit(not all([*map(spread, NOISES)]))

@@ -19,19 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
+from method_policies import MIN_KL
+from plots import LOOKS, QUIET, STYLE, panels, save
 from rank_correlation import fitted_rank_correlations, law_at_rank_correlation, supported_correlation
-from seeds import Seed, Trained, over_seeds, read_words, share_of_gap
+from seeds import AtOneKL, Seed, Trained, over_seeds, read_words, share_of_gap
 
 from infalign import ConfigError
-from infalign.core.display import LOOKS, QUIET, panels, save, style
-from infalign.report.equal_kl import MIN_KL
-from infalign.report.results import at_one_kl
 
 
 def leads(seed: Seed) -> Iterator[tuple[str, Trained]]:
     """Yield by how many points each method is ahead of those after it at one KL, by each judge."""
     evaluated, aim, policies = seed.evaluated, seed.recipe.procedure, seed.recipe.policies
-    at, wins = at_one_kl(evaluated, policies), {name: evaluated.wins(name, [aim]) for name in policies}
+    kls, methods = {name: evaluated.kl(name) for name in policies}, defaultdict[str, list[str]](list)
+    for name, policy in policies.items():
+        methods[policy.method].append(name)
+    at = AtOneKL.of(methods, kls, lambda name, nats: evaluated.law_at(policies[name], nats))
+    wins = {name: evaluated.wins(name, [aim]) for name in policies}
     for judge in evaluated.sources:
         by_policy = {name: by_judge[judge][aim.name] for name, by_judge in wins.items()}
         for (method, ours), (other, theirs) in combinations(at.matched(by_policy, aim).items(), 2):
@@ -59,7 +63,7 @@ def draw(runs: Sequence[tuple[Seed, dict[str, Any]]], path: Path) -> None:
     """Draw each seed's win rates against KL by each judge; lines: theory with the mean of its seeds' knowledge."""
     seed, first = runs[0]
     aim, policies, knows = seed.recipe.procedure, seed.recipe.policies, [knowledge(seed) for seed, _ in runs]
-    with style("the figure needs"):
+    with rc_context(STYLE):
         figure, row = panels(1, len(first["judges"]), (1.0 + 3.6 * len(first["judges"]), 3.8))
         for axes, judge in zip(np.atleast_1d(row), first["judges"], strict=True):
             for name, (color, marker) in zip(policies, cycle(LOOKS), strict=False):

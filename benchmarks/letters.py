@@ -23,15 +23,17 @@ import torch
 from pass_at_k import NO_KL, SERVED, Seed, cell, print_tables, train_offline
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from run_files import test_prompts
 from seeds import Trained, read_words
 from torch import Tensor
 
-from infalign.method.calibration import Array
-from infalign.models.conversion import convert
-from infalign.models.packed import PackedBatch, packed_batches, packing
-from infalign.models.pretrained import ADAPTER, load_policy
-from infalign.rewards.checkers import math_verify
-from infalign.sampling.prompts import Prompts, PromptTable
+from infalign import Policy
+from infalign.models.packed import (
+    PackedBatch,
+    packed_batches,
+    packing,
+)  # for classes of tokens, which guides give there
+from infalign.rewards.checkers import math_verify  # of texts that nobody drew
 
 KLS, PROMPTS, BATCH_TOKENS = (0.1, 0.2, 0.4), 200, 4096
 CLOSE, TRIES = 0.01, 8  # of the KL that an adapter is brought to, and how many strengths are tried at most
@@ -50,6 +52,7 @@ FORMS = {
     "lora-ordinary": LORA.format("raw", "{rank: 16}"),
     "last-layers": LORA.format("optimal", "{rank: 16, layers: 10}"),
 }
+Prompts = Mapping[str, list[Any]]
 KINDS = {"1": range(1, 2), "2": range(2, 3), "3 or more": range(3, 100)}  # of prompts, by their answer
 
 
@@ -58,14 +61,14 @@ class Scaled(NamedTuple):
 
     strength: float
     kl: float
-    law: Array
+    law: np.ndarray
 
 
 @torch.no_grad()
 def laws_of(folder: Path, seed: int, others: Mapping[str, str], settings: Sequence[str]) -> Seed:
     """Train what is missing of a seed; return log π of the likeliest tokens and of all others, by model."""
     root = train_offline(RECIPE, folder, seed, others, settings)
-    asked = PromptTable(root / "data" / "test_prompts.parquet", PROMPTS).read()
+    asked = test_prompts(root, PROMPTS)
     laws = root / "laws"
     laws.mkdir(exist_ok=True)
     adapters = [name for name in others if name in FORMS]
@@ -76,29 +79,29 @@ def laws_of(folder: Path, seed: int, others: Mapping[str, str], settings: Sequen
     if missing := [name for name in adapters if not (laws / f"{name}.npz").exists()]:
         save_adapters(root, asked, base["ids"], missing)
     found = {"reference": base["law"]} | {name: np.load(laws / f"{name}.npy") for name in guides}
-    brought = dict[tuple[str, float | None], tuple[Array, float]]()
+    brought = dict[tuple[str, float | None], tuple[np.ndarray, float]]()
     for name in adapters:
         stored = np.load(laws / f"{name}.npz")
         found[name] = stored["laws"][0]
         pairs = zip(stored["laws"], stored["seconds"].tolist(), strict=True)
         brought |= {(name, nats): pair for nats, pair in zip((None, *KLS), pairs, strict=True)}
-    return Seed(asked.prompt_ids, base["right"], found, brought)
+    return Seed(asked["prompt_id"], base["right"], found, brought)
 
 
 def packed(model: Any, asked: Prompts) -> list[PackedBatch]:
     """Return the prompts in batches, each with a response of one token."""
-    any_token = [[0]] * len(asked.token_ids)
-    return [batch for _, batch in packed_batches(asked.token_ids, any_token, BATCH_TOKENS, model)]
+    any_token = [[0]] * len(asked["token_ids"])
+    return [batch for _, batch in packed_batches(asked["token_ids"], any_token, BATCH_TOKENS, model)]
 
 
 def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
     """Save log π of guides, and of the reference with which tokens these are and which of them are right."""
-    model, tokenizer = load_policy(root / "models" / names[0])
+    model, tokenizer = Policy.of(root / "models" / names[0])
     with packing(model):
         batches = [model.read_once(batch) for batch in packed(model, asked)]
     top = [batch.top_tokens for batch in batches if batch.top_tokens is not None]
     ids_PA, law = torch.cat([part.ids for part in top]), torch.cat([part.logprobs for part in top])
-    answers = [json.loads(columns)["answer"] for columns in asked.columns]
+    answers = [json.loads(columns)["answer"] for columns in asked["columns"]]
     texts = {token: tokenizer.decode([token]) for token in ids_PA.unique().tolist()}
     with_digit = {token for token, text in texts.items() if any(map(str.isdigit, text))}  # no other one is right
     right_PA = np.array(
@@ -109,15 +112,15 @@ def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
     )
     np.savez(root / "laws" / "reference.npz", ids=ids_PA.numpy(), right=right_PA, law=law.double().numpy())
     for name in names:
-        model, _ = load_policy(root / "models" / name)
+        model, _ = Policy.of(root / "models" / name)
         with packing(model):
             found = torch.cat([batch.logits(model).log_softmax(-1) for batch in batches])
         np.save(root / "laws" / f"{name}.npy", found.double().numpy())
 
 
-def save_adapters(root: Path, asked: Prompts, ids_PA: Array, names: Sequence[str]) -> None:
+def save_adapters(root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequence[str]) -> None:
     """Save log π of adapters as they are, with their KL, and at each of `KLS`, with the factor on ΔW."""
-    model, _ = load_policy(convert(REFERENCE))
+    model, _ = Policy.of(REFERENCE)
     batches, ids = packed(model, asked), torch.from_numpy(ids_PA).long()
 
     def logprobs(policy: Any) -> Tensor:
@@ -127,7 +130,7 @@ def save_adapters(root: Path, asked: Prompts, ids_PA: Array, names: Sequence[str
 
     base_PV = logprobs(model)
     for name in names:
-        adapter = PeftModel.from_pretrained(model, str(root / "models" / name / ADAPTER))
+        adapter = PeftModel.from_pretrained(model, str(root / "models" / name / "adapter"))
         layers = [layer for layer in adapter.modules() if isinstance(layer, LoraLayer)]
 
         def at(strength: float, adapter: PeftModel = adapter, layers: Sequence[LoraLayer] = layers) -> Scaled:
@@ -175,10 +178,8 @@ def print_by_answer(folder: Path, numbers: list[int], seeds: list[Seed], nats: f
     print(
         f"\n| at {nats:g} nats, answer | prompts | pass@k | {' | '.join(names)} |\n" + "|---" * (3 + len(names)) + "|"
     )
-    asked = [
-        PromptTable(folder / f"seed-{number}" / "data" / "test_prompts.parquet", PROMPTS).read() for number in numbers
-    ]
-    answers = [np.array([int(json.loads(columns)["answer"]) for columns in each.columns]) for each in asked]
+    asked = [test_prompts(folder / f"seed-{number}", PROMPTS)["columns"] for number in numbers]
+    answers = [np.array([int(json.loads(columns)["answer"]) for columns in each]) for each in asked]
     for kind, values in KINDS.items():
         chosen = [np.flatnonzero(np.isin(answer_P, values)) for answer_P in answers]
         for k in (1, SERVED):

@@ -9,7 +9,7 @@ import numpy as np
 from noise import N, win_rate
 
 from infalign import BestOfN, law_at_kl
-from infalign.report.equal_kl import is_comparable, matched
+from infalign.report.equal_kl import is_comparable, matched  # whose interpolation is measured
 
 KL, SPENT = 0.33, (0.25, 1.25)
 

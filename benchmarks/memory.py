@@ -34,12 +34,25 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from run_files import load_recipe
+
+from infalign.sampling.prompts import Sampler  # in whose place made-up responses come
+from infalign.steps import whole_run  # each stage is measured alone
 
 LENGTHS = (8, 56)  # tokens of a response
 PROMPT_WORDS, VOCABULARY, POLICIES = 30, 2048, ("aware", "plain")
+
+
+class Response(NamedTuple):
+    """A response as engines give it."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish: str
+    logprob: float
 
 
 class Synthetic:
@@ -48,8 +61,6 @@ class Synthetic:
     device_type = "cpu"
 
     def __init__(self) -> None:
-        from infalign.sampling.engine import Response
-
         rng = np.random.default_rng(2)
         rows = [tuple(rng.integers(VOCABULARY, size=rng.integers(*LENGTHS)).tolist()) for _ in range(4096)]
         self.responses = [Response(ids, " ".join(f"w{i:03x}" for i in ids), "stop", -float(len(ids))) for ids in rows]
@@ -82,10 +93,7 @@ def write_rows(folder: Path, prompts: int) -> None:
 
 
 def run(folder: Path, prompts: int, k: int) -> Any:
-    """Return a run on the rows in ``folder``."""
-    from infalign.recipe.reading import load_recipe
-    from infalign.steps.run import Run
-
+    """Return the context of a run on the rows in ``folder``."""
     settings = {
         "run_dir": str(folder / "run"),
         "data": {"folder": str(folder), "sources": [{"path": "train.jsonl"}], "test": [{"path": "test.jsonl"}]},
@@ -98,7 +106,7 @@ def run(folder: Path, prompts: int, k: int) -> Any:
         "compute": {"device": "cpu", "threads": 1},
     }
     (folder / "recipe.yaml").write_text(json.dumps(settings))  # JSON is YAML
-    return Run.of(load_recipe(folder / "recipe.yaml"))
+    return whole_run.open_run(load_recipe(folder / "recipe.yaml"))
 
 
 # Stages
@@ -115,11 +123,10 @@ def synthetic_engine(*_: object, **__: object) -> Iterator[Synthetic]:
 
 
 def do(which: str, run: Any) -> None:
-    """Do the unit ``which`` of a run, or all units of that stage."""
-    from infalign.steps import whole_run
-
+    """Do the units of a run that are named, or all units of a stage."""
     for unit in whole_run.units(run):
-        if which in (unit.name, unit.stage):
+        if {unit.name, unit.stage} & {*which.split()}:
+            unit.output.parent.mkdir(parents=True, exist_ok=True)
             unit.work(on_progress=quiet)
 
 
@@ -153,7 +160,7 @@ STAGES: dict[str, Callable[[Any], None]] = {
     "score": partial(do, "score"),
     "calibrate": partial(do, "calibrate"),
     "train: read the rollouts": read_for_training,
-    "evaluate": partial(do, "evaluate-reference"),
+    "evaluate": partial(do, "samples-reference evaluate-reference"),
     "policies": write_policies,
     "results": partial(do, "results"),
 }
@@ -171,13 +178,11 @@ def peak() -> int:
 
 def measured(stage: str, folder: Path, prompts: int, k: int) -> tuple[int, float, float]:
     """Run a stage and return by how many bytes it raised the peak, its seconds and those of the processor."""
-    from infalign.sampling.prompts import Sampler
-
     Sampler.open = synthetic_engine
     for name, count in ((WARM, 8), (".", prompts)):  # the first has the imports and all that is allocated once
-        asked = run(folder / name, count, k)
-        before, start, computing = peak(), time.perf_counter(), time.process_time()
-        STAGES[stage](asked)
+        with run(folder / name, count, k) as asked:
+            before, start, computing = peak(), time.perf_counter(), time.process_time()
+            STAGES[stage](asked)
     return peak() - before, time.perf_counter() - start, time.process_time() - computing
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from methods import METHODS, read_method
 from pydantic import ValidationError
-from run_files import reference_rewards
+from run_files import Recipe, reference_rewards
 
 from infalign import ConfigError
-from infalign.recipe.settings import Recipe
-from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
 
 BUDGETS = (0.5, 1.0)  # nats, by default
+MIN_KL = 1e-3  # nats; with less a policy has learned nothing
+MAX_KL_RATIO = 4.0  # between what is compared, and by which a budget is changed at most
 OVERSHOOT = 1.2  # by how much a further budget of a method aims beyond the KL that it is to bracket
 
 

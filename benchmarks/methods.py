@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from infalign import BestOfN, ConfigError, Tabulated, WorstOfN, choose
-from infalign.recipe.settings import Recipe
-from infalign.training.solvers import KINDS
+from run_files import Recipe
 
+from infalign import BestOfN, ConfigError, Tabulated, WorstOfN, choose
+
+TO_BEST_OF_N, GENERATING = ("bon-sft", "bonbon"), ("rloo", "ppo", "grpo", "maxk", "bond")  # solvers
 AWARE = "aware"  # the best transformation for the recipe's procedure, K and the budget
 EPOCHS_FACTOR, LEARNING_RATE_FACTOR = 3, 2.5  # on-policy relative to offline, from RLOO measured at the KL of QRPO
 
@@ -27,12 +28,12 @@ class Method:
     @property
     def to_best_of_n(self) -> bool:
         """Whether its strength is the n of Best-of-n."""
-        return "n" in KINDS[self.solver].model_fields
+        return self.solver in TO_BEST_OF_N
 
     @property
     def generates(self) -> bool:
         """Whether it draws responses while it trains."""
-        return KINDS[self.solver].draws_per_response > 0
+        return self.solver in GENERATING
 
     def settings(self, recipe: Recipe, budget: float) -> dict[str, Any]:
         """Return the settings of its policy at a KL of ``budget`` nats: strength, transformation and fit."""
@@ -58,7 +59,7 @@ class Method:
             return on_policy[0].model_dump(include={"fit", "generations"})
         if not (self.generates or offline):
             raise ConfigError(f"{self.solver} takes its fit from an offline policy, and the recipe has none; add one")
-        if KINDS[self.solver].has_objective:
+        if not self.generates:
             shared = {"fit", "guide", "loss"} if offline[0].solver == self.solver else {"fit", "guide"}
             return offline[0].model_dump(include=shared)
         from_rollouts = [policy for policy in policies if not policy.draws_per_response]

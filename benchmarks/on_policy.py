@@ -19,10 +19,8 @@ import numpy as np
 from method_policies import MethodPolicies
 from rich.console import Console
 from run_files import drawn, records
-from seeds import Seed, mean_over_seeds, read_words, recipe_of_seed
+from seeds import AtOneKL, Seed, mean_over_seeds, read_words, recipe_of_seed
 from train_methods import train_methods
-
-from infalign.report.equal_kl import AtOneKL
 
 FEW = ["rollout.k=8", "policies.aware.fit.batch_size=32", "policies.aware.fit.epochs=2"]
 GUIDE, METHODS = "qrpo", ["qrpo", "grpo", "grpo-raw"]
@@ -54,13 +52,13 @@ def row(seed: Seed, method: str) -> dict[str, float]:
 
 def _price(seed: Seed, method: str, kl: float) -> dict[str, float]:
     """Return what the policy of a method nearest to a KL took."""
-    made = records(seed.layout.root)
+    made = records(seed.root)
     name = min(seed.by_method[method], key=lambda name: abs(float(seed.kl(name).mean()) - kl))
     record = made[f"train-{name}"]
     found = {"kl": float(seed.kl(name).mean()), "seconds": record["seconds"]}
     found["tokens"] = _generated_tokens(record["summary"]["history"], seed.recipe.policies[name])
     if method == GUIDE:
-        parts = (seed.layout.root / "rollouts").glob("part-*")
+        parts = (seed.root / "rollouts").glob("part-*")
         found["tokens"] += sum(len(ids) for part in parts for ids in drawn(part, "token_ids").values())
         found["seconds"] += sum(made[unit]["seconds"] for unit in made if unit.startswith(("rollout-", "score-")))
         found["seconds"] += made["calibrate"]["seconds"]

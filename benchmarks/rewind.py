@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import beta
 
-from infalign import RewindAndRepeat, law_at_kl, parse_procedure, parse_transform
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws, threshold_weights
+from infalign import RewindAndRepeat, Samples, law_at_kl, parse_procedure, parse_transform, rewind_draws, win_rates_of
+from infalign.evaluation.win_rates import threshold_weights  # whose bias is measured
 
 SETTINGS = (  # procedure, samples a side, transformation, KL, prompts
     (RewindAndRepeat(0.85, 32), 64, "identity", 0.5, 4000),
@@ -67,7 +66,7 @@ def main() -> None:
         wins = np.array([a[p] @ (u[p][:, None] > rest[p]) @ b[p] for p in range(prompts)])
         naive = wins, procedure.draws(u, at), procedure.draws(rest, at)
         found = (
-            prompt_win_rates(policy, base, procedure),
+            win_rates_of(policy, base, [procedure])[0],
             rewind_draws(policy, base, procedure),
             rewind_draws(base, base, procedure),
         )

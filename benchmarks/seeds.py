@@ -11,19 +11,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 from best_of_n import BEST_OF_N, largest_n, serve_best_of_n
-from method_policies import MethodPolicies
+from method_policies import MIN_KL, MethodPolicies
 from methods import nearest_n
-from run_files import column
+from run_files import Evaluated, Recipe, load_recipe
 from scipy.special import stdtrit
 
-from infalign import BestOfN, ConfigError, DataError, WorstOfN, estimate, law_at_kl, optimal, parse_procedure
-from infalign.evaluation.intervals import Estimate
-from infalign.evaluation.win_rates import prompt_win_rates
-from infalign.recipe.layout import Layout
-from infalign.recipe.reading import load_recipe
-from infalign.recipe.settings import Recipe
-from infalign.report.equal_kl import MIN_KL, AtOneKL, Matched, matched, widen
-from infalign.report.scored_samples import ScoredSamples
+from infalign import (
+    BestOfN,
+    ConfigError,
+    DataError,
+    Estimate,
+    WorstOfN,
+    estimate,
+    law_at_kl,
+    optimal,
+    parse_procedure,
+    win_rates_of,
+)
+from infalign.report.equal_kl import AtOneKL, Matched, matched, widen  # methods are compared as in a report
 
 DEFAULT_SEEDS = ("0", "1", "2")
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold reward"}
@@ -152,7 +157,7 @@ class WinRate(Quantity):
         if name in seed.best_of_n:
             return seed.serve_best_of_n(name, self.procedure)[1][self.judge][self.procedure.name]
         ours, base = (evaluated.judged_by(self.judge, model) for model in (name, "reference"))
-        return prompt_win_rates(ours, base, self.procedure)
+        return win_rates_of(ours, base, [self.procedure])[0]
 
     def gain(self, at: AtOneKL, method: str) -> Callable[[float], float]:
         """Return theory's gain of the method's transformation."""
@@ -174,20 +179,14 @@ class Seed:
         return cls(load_recipe(run_dir / "recipe.yaml"))
 
     @property
-    def layout(self) -> Layout:
+    def root(self) -> Path:
         """The run directory."""
-        return Layout(Path(self.recipe.run_dir))
+        return Path(self.recipe.run_dir)
 
     @cached_property
-    def evaluated(self) -> ScoredSamples:
+    def evaluated(self) -> Evaluated:
         """The scored samples of its models."""
-        return ScoredSamples(self.recipe, self.layout)
-
-    @cached_property
-    def prompt_ids(self) -> list[str]:
-        """The test prompts, in the order of all values."""
-        path = self.layout.evaluation("reference") / "scores.parquet"
-        return column(path, "prompt_id")[:: self.evaluated.samples]
+        return Evaluated(self.recipe)
 
     @property
     def best_of_n(self) -> Mapping[str, int]:
@@ -226,7 +225,7 @@ class Seed:
 
     def trained(self, values_P: np.ndarray, *shifts: float) -> Trained:
         """Return values for the test prompts, with their ids."""
-        return Trained(self.prompt_ids, values_P, shifts)
+        return Trained(self.evaluated.prompt_ids, values_P, shifts)
 
 
 def share_of_gap(seed: Seed, name: str) -> np.ndarray | None:

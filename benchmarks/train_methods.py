@@ -2,10 +2,7 @@
 
 from method_policies import MethodPolicies
 from rich.console import Console
-
-from infalign.report.scored_samples import ScoredSamples
-from infalign.steps import whole_run
-from infalign.steps.evaluate import evaluations
+from run_files import Evaluated, finish
 
 ROUNDS = 2  # of further budgets
 
@@ -16,13 +13,10 @@ def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Co
     In up to ``rounds`` rounds a method that has policies on one side only of the median KL for a budget gets another.
     """
     while True:
-        with whole_run.open_run(policies.recipe) as run:
-            # Results, report and recorded recipe of the run are not overwritten: they may be for other policies.
-            units = [*whole_run.units(run, until="train"), *evaluations(run)]
-            whole_run.do_units(run, units, until="evaluate", console=console)
+        finish(policies.recipe, "evaluate", console)
         if not rounds:
             return policies
-        evaluated = ScoredSamples(policies.recipe, run.layout)
+        evaluated = Evaluated(policies.recipe)
         wider = policies.bracketed({name: float(evaluated.kl(name).mean()) for name in policies.recipe.policies})
         if wider.recipe.policies.keys() == policies.recipe.policies.keys():
             return policies

@@ -11,62 +11,61 @@ The two take turns. Exits with 1 if the median of their ratios is below .9.
 import asyncio
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 import httpx2
 import numpy as np
+from transformers import AutoTokenizer
 
-from infalign.sampling.engine import Prompt, Sampling
-from infalign.sampling.rollouts import draw, find_rollouts
-from infalign.sampling.server import ServerEngine, vocabulary_of
+from infalign import sample
 
-PROMPTS, K, PROMPT_TOKENS, TOKENS, IN_FLIGHT, ROUNDS, LIMIT = 32, 8, 32, 32, 16, 7, 0.9
+PROMPTS, K, PROMPT_WORDS, TOKENS, IN_FLIGHT, ROUNDS, LIMIT = 32, 8, 32, 32, 16, 7, 0.9
 
 
-def directly(engine: ServerEngine, prompts: list[Prompt]) -> int:
+def directly(url: str, model: str, tokenizer: Any, prompts: Sequence[str]) -> int:
     """Return the number of tokens that a bare client gets."""
-    body = {"model": engine.model, "n": K, "max_tokens": TOKENS, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
-    body |= {"min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True, "stop_token_ids": engine.vocabulary.ends}
+    body = {"model": model, "n": K, "max_tokens": TOKENS, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
+    body |= {"min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True, "stop_token_ids": [tokenizer.eos_token_id]}
     body |= {"logprobs": 1, "return_token_ids": True}
+    asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
 
     async def ask_all() -> int:
         turns = asyncio.Semaphore(IN_FLIGHT)
         async with httpx2.AsyncClient(timeout=600, limits=httpx2.Limits(max_connections=IN_FLIGHT)) as client:
 
-            async def ask(prompt: Prompt) -> int:
+            async def ask(prompt: Sequence[int]) -> int:
                 async with turns:
-                    answer = await client.post(engine.server.url, json=body | {"prompt": list(prompt.token_ids)})
+                    answer = await client.post(f"{url}/v1/completions", json=body | {"prompt": prompt})
                 return sum(len(choice["token_ids"]) for choice in answer.raise_for_status().json()["choices"])
 
-            return sum(await asyncio.gather(*map(ask, prompts)))
+            return sum(await asyncio.gather(*map(ask, ids)))
 
     return asyncio.run(ask_all())
 
 
-def ours(engine: ServerEngine, prompts: list[Prompt]) -> int:
+def ours(url: str, model: str, tokenizer: Any, prompts: Sequence[str]) -> int:
     """Return the number of tokens that we draw and store."""
-    with tempfile.TemporaryDirectory() as folder:
-        draw(engine, prompts, K, Path(folder), on_progress=lambda *_: None)
-        drawn = find_rollouts(Path(folder), [prompt.prompt_id for prompt in prompts], K)
-        return sum(map(len, drawn.values("token_ids")))
+    engine = {"kind": "server", "url": url, "in_flight": IN_FLIGHT, "seed": "none"}
+    rollouts = sample(model, prompts, K, max_new_tokens=TOKENS, engine=engine)
+    return sum(map(len, rollouts.drawn["token_ids"].to_pylist()))
 
 
 def main() -> int:
     """Measure, print and judge."""
     model, url, *_ = [*sys.argv[1:], "http://127.0.0.1:8000"]
-    vocabulary = vocabulary_of(model)
-    engine = ServerEngine(url, model, vocabulary, Sampling(TOKENS), in_flight=IN_FLIGHT, seeded=False)
-    rng, words = np.random.default_rng(0), sorted(vocabulary.tokenizer.get_vocab().values())
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rng, words = np.random.default_rng(0), sorted(word for word in tokenizer.get_vocab() if word.isalpha())
     ratios = []
     print(f"{'':8}{'directly':>10}{'ours':>10}  tokens a second")
     for turn in range(-1, ROUNDS):  # the first is for imports, and for what a server does once
         speeds = []
         for way in (directly, ours) if turn % 2 else (ours, directly):
-            prompts = [Prompt(f"p{i}", rng.choice(words, PROMPT_TOKENS).tolist()) for i in range(PROMPTS)]
+            prompts = [" ".join(rng.choice(words, PROMPT_WORDS).tolist()) for _ in range(PROMPTS)]
             start = time.perf_counter()
-            speeds.append((way.__name__, way(engine, prompts) / (time.perf_counter() - start)))
+            speeds.append((way.__name__, way(url, model, tokenizer, prompts) / (time.perf_counter() - start)))
         found = dict(speeds)
         if turn >= 0:
             ratios.append(found["ours"] / found["directly"])

@@ -1,31 +1,17 @@
-"""Print what the win-rate estimator saves: samples for an interval of ±1 point, and time and memory for every N.
+"""Print how many samples the win-rate estimator saves for an interval of ±1 point: ``python benchmarks/win_rates.py``.
 
-    python benchmarks/win_rates.py
-
-Samples: a policy of known law (exp:5 at a KL of 0.5 nats) and a base, all prompts alike; how many prompts, and how many
-policy and base samples together, make the 95 % interval ±1 point, from the spread over 3,000 prompts. CPU time and
-memory: Best-of-N for all
-N ≤ M against the obvious NumPy broadcast and a plain Python loop, each in a process of its own; the loop does the first
-prompts and one N, the rest is extrapolated. Exits with 1 if 1,000 × 100 × 100 takes more than a second, or M = 16·N
-needs no fewer samples than one comparison a prompt or than 16 groups of N.
+A policy of known law (exp:5 at a KL of 0.5 nats) and a base, all prompts alike; how many prompts, and how many policy
+and base samples together, make the 95 % interval ±1 point, from the spread over 3,000 prompts. Exits with 1 if
+M = 16·N needs no fewer samples than one comparison a prompt or than 16 groups of N.
 """
 
-import subprocess
 import sys
-import time
-import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
 
-from infalign import BestOfN, Exponential, law_at_kl
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import win_rates_of
+from infalign import BestOfN, Exponential, Samples, law_at_kl, win_rates_of
 
 PROMPTS, POINT = 3000, 0.01
-SIZES = (1000, 100), (10_000, 256)
-LOOPED = 3  # prompts of the plain loop
-BROADCAST_GIB = 4  # a larger array of pairs is not tried
 
 
 def drawn(prompts: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,79 +53,5 @@ def samples_needed() -> bool:
     return fewer
 
 
-def broadcast(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return the win rates of every N from an array of all pairs."""
-    wins = win(u[:, :, None], v[:, None, :])
-    weights = ((BestOfN(n).weights(u), BestOfN(n).weights(v)) for n in range(1, u.shape[1] + 1))
-    return np.stack([((wins @ b[:, :, None])[:, :, 0] * a).sum(axis=1) for a, b in weights])
-
-
-def loop(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return the win rates at N = 4 of the first prompts, pair by pair."""
-    a_PM, b_PM = (BestOfN(4).weights(side[:LOOPED]).tolist() for side in (u, v))
-    rates = []
-    for ours, theirs, a, b in zip(u[:LOOPED].tolist(), v[:LOOPED].tolist(), a_PM, b_PM, strict=True):
-        total = 0.0
-        for y, weight in zip(ours, a, strict=True):
-            for z, other in zip(theirs, b, strict=True):
-                total += weight * other * (1.0 if y > z else 0.5 if y == z else 0.0)
-        rates.append(total)
-    return np.array(rates)
-
-
-def every_n(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return the win rates of every N by the library."""
-    return win_rates_of(Samples(u, u), Samples(v, v), [BestOfN(n) for n in range(1, u.shape[1] + 1)])
-
-
-WAYS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "ours": every_n,
-    "broadcast": broadcast,
-    "loop": loop,
-}
-
-
-def measure(way: str, prompts: int, samples: int) -> None:
-    """Print seconds, the peak of the memory beyond the samples in MiB, and a win rate to compare."""
-    u, v = drawn(prompts, samples)
-    if way != "loop":  # whose small objects would be slowed down by the counting
-        tracemalloc.start()
-    started = time.process_time()
-    found = WAYS[way](u, v)
-    seconds = time.process_time() - started
-    rate = found[0] if way == "loop" else found[3, 0]
-    print(seconds, tracemalloc.get_traced_memory()[1] / 2**20, rate)
-
-
-def time_and_memory() -> bool:
-    """Print the table of the second part; return whether the smaller size took us at most a second."""
-    quick = True
-    for prompts, samples in SIZES:
-        pairs = prompts * samples**2
-        print(f"\n{prompts:,} prompts × {samples} × {samples}, Best-of-N for N = 1..{samples}")
-        rates = set()
-        for way in WAYS:
-            if way == "broadcast" and 8 * pairs > BROADCAST_GIB * 2**30:
-                print(f"{way:<10} not run: the pairs alone take {8 * pairs / 2**30:.1f} GiB")
-                continue
-            command = [sys.executable, __file__, way, str(prompts), str(samples)]
-            seconds, mib, rate = map(float, subprocess.check_output(command, text=True).split())
-            rates.add(round(rate, 10))
-            if way == "loop":
-                seconds *= prompts / LOOPED * samples
-            print(f"{way:<10} {seconds:>12,.2f} s{'' if way == 'loop' else f'   {mib:>8,.0f} MiB'}")
-            quick &= way != "ours" or prompts > 1000 or seconds <= 1.0
-        assert len(rates) == 1
-    return quick
-
-
-def main() -> int:
-    """Measure, print and judge."""
-    if len(sys.argv) > 1:
-        measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-        return 0
-    return int(not (samples_needed() & time_and_memory()))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(not samples_needed())

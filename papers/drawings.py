@@ -8,20 +8,31 @@ from typing import Any
 import numpy as np
 from best_of_n import BEST_OF_N
 from hacking import MODELS, TESTS, Hacking
+from matplotlib import colormaps
+from method_policies import MAX_KL_RATIO, MIN_KL
 from methods import read_method
+from plots import COLORS, INK, MARKERS, PAPER, QUIET, panels
 from run_files import reference_rewards
 from scipy.interpolate import PchipInterpolator
-from seeds import Estimate, Quantity, Seed, Trained, WinRate, over_seeds
+from seeds import Quantity, Seed, Trained, WinRate, over_seeds
 
-from infalign import RewindAndRepeat, calibrate, estimate, parse_procedure
-from infalign.core.display import COLORS, INK, MARKERS, PAPER, QUIET, panels
-from infalign.report.equal_kl import MAX_KL_RATIO, MIN_KL
-from infalign.report.run_figures import reward_by_rank
-from infalign.theory.curve import Point, parse_transform_or_optimum, sweep
+from infalign import (
+    ConfigError,
+    Estimate,
+    RewindAndRepeat,
+    calibrate,
+    estimate,
+    law_at_kl,
+    optimal,
+    parse_procedure,
+    parse_transform,
+)
 
 ANALYTIC_PROCEDURES = ("standard", "best-of-2", "best-of-4", "worst-of-2", "worst-of-4")
 ANALYTIC_TRANSFORMS = ("identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10", "optimal")
 ANALYTIC_COLUMNS = ("procedure", "transform", "kl", "beta", "win_rate", "standard_win_rate")
+SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # nats; at small KL win rates rise like its square root
+SHOWN_PROMPTS = 10
 ENDS = ("mean", "low", "high")
 COLOR_OF_TRANSFORM = {  # the same in every figure
     "identity": COLORS[0],
@@ -45,6 +56,33 @@ class Drawing:
     rows: Sequence[Sequence[object]]
 
 
+@dataclass(frozen=True)
+class Point:
+    """A policy of theory: its KL to the base policy in nats, β and win rates, served alike and both by one draw."""
+
+    procedure: str
+    transform: str
+    kl: float
+    beta: float
+    win_rate: float
+    standard_win_rate: float
+
+
+def sweep(procedure: Any, transform: str) -> list[Point]:
+    """Return the points of a transformation or the optimum, 0.01 to 5 nats, up to the first that is out of reach."""
+    points = list[Point]()
+    for kl in map(float, SWEEP):
+        try:
+            best = optimal(procedure, kl=kl) if transform == "optimal" else None
+            law = best.law if best else law_at_kl(parse_transform(transform), kl=kl)
+        except ConfigError:
+            break
+        win_rate = best.win_rate if best else law.win_rate(procedure)
+        standard = law.win_rate(parse_procedure("standard"))
+        points.append(Point(procedure.name, transform, best.kl if best else law.kl, law.beta, win_rate, standard))
+    return points
+
+
 def draw_theory(points: Sequence[Point]) -> Drawing:
     """Draw theory's curves."""
     rows = [[getattr(point, column) for column in ANALYTIC_COLUMNS] for point in points]
@@ -58,7 +96,7 @@ def analytic_points() -> list[Point]:
         point
         for procedure in map(parse_procedure, ANALYTIC_PROCEDURES)
         for name in ANALYTIC_TRANSFORMS
-        for point in sweep(procedure, parse_transform_or_optimum(name))[0]
+        for point in sweep(procedure, name)
     ]
 
 
@@ -88,9 +126,8 @@ def by_transform(points: Iterable[Point]) -> dict[str, list[Point]]:
 
 
 def plot_line(axes: Any, line: Sequence[Point], color: str, label: str | None = None) -> None:
-    """Draw one transformation's win rate, from 50 % at 0 nats if both are served alike; the optimum dashed, on top."""
-    start = [(0.0, 0.5)] if line[0].base == line[0].procedure else []
-    kl, win_rate = np.array([*start, *((point.kl, point.win_rate) for point in line)]).T
+    """Draw one transformation's win rate, from 50 % at 0 nats; the optimum dashed, on top."""
+    kl, win_rate = np.array([(0.0, 0.5), *((point.kl, point.win_rate) for point in line)]).T
     root = np.sqrt(kl)  # win rates are smooth in √KL
     fine = np.linspace(root[0], root[-1], 200)
     dash, above = ((0, (4, 2)), 3) if line[0].transform == "optimal" else ("-", 2)
@@ -101,14 +138,25 @@ def plot_line(axes: Any, line: Sequence[Point], color: str, label: str | None = 
 def draw_ranks(seeds: Sequence[Seed]) -> Drawing:
     """Draw rank against raw reward for ten training prompts of the first seed."""
     rewards_PK = reference_rewards(seeds[0].recipe.run_dir)
-    picture = reward_by_rank(rewards_PK)
+    order = np.argsort(np.median(rewards_PK, axis=1), kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_PROMPTS).astype(int))]
+    few = np.unique(np.linspace(0, rewards_PK.shape[1] - 1, 100).astype(int))  # enough for a smooth curve
+    figure, axes = panels(1, 1, (6.4, 3.4))
+    shades = colormaps["viridis"](0.25 + 0.6 * np.arange(len(chosen)) / max(len(chosen) - 1, 1))
+    for rewards, color in zip(rewards_PK[chosen], shades, strict=True):
+        axes.plot(rewards[few], calibrate(rewards, rewards)[few], ".-", color=color, markersize=4, linewidth=0.6)
+    axes.set(xlabel="raw reward", ylabel="calibrated reward")
     rows = [
         [prompt, reward, rank]
         for prompt, rewards in enumerate(rewards_PK)
         for reward, rank in zip(rewards, calibrate(rewards, rewards), strict=True)
     ]
-    caption = f"{picture.caption} Seed {seeds[0].recipe.seed}."
-    return Drawing(picture.figure, caption, ("prompt", "raw_reward", "calibrated_reward"), rows)
+    caption = (
+        f"The same raw reward ranks high for one prompt and low for another. {len(chosen)} of {len(order)} training "
+        f"prompts, evenly spaced by median reward (dark: low), {len(rewards_PK[0])} responses each. "
+        f"Seed {seeds[0].recipe.seed}."
+    )
+    return Drawing(figure, caption, ("prompt", "raw_reward", "calibrated_reward"), rows)
 
 
 def draw_decisions(seeds: Sequence[Seed]) -> Drawing:
@@ -197,8 +245,7 @@ def draw_theory_of(axes: Any, procedure: Any) -> None:
     if isinstance(procedure, RewindAndRepeat):
         return
     for name, color in {"identity": QUIET, "optimal": INK}.items():
-        points, _ = sweep(procedure, parse_transform_or_optimum(name))
-        plot_line(axes, points, color, label=f"theory, {name}")
+        plot_line(axes, sweep(procedure, name), color, label=f"theory, {name}")
         axes.lines[-1].set(linestyle="--", linewidth=1)
 
 

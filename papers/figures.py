@@ -30,11 +30,10 @@ from measurements import (
 )
 from methods import extreme_procedure
 from rich.console import Console
-from seeds import Estimate, Quantity, Seed, WinRate
+from run_files import Recipe, finish
+from seeds import Quantity, Seed, WinRate
 
-from infalign import parse_procedure
-from infalign.recipe.settings import Recipe
-from infalign.steps import whole_run
+from infalign import Estimate, parse_procedure
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
 JUDGES = ("reward", "judge")
@@ -187,7 +186,7 @@ FIGURES = [
                 unit="points of rank",
             )
         ],
-        study=lambda recipe, console: whole_run.run_recipe(recipe, until="calibrate", console=console),
+        study=lambda recipe, console: finish(recipe, "calibrate", console),
     ),
     by_kl(
         4,

@@ -7,8 +7,8 @@ ranking cannot reverse a decision; it makes a tie where no rollout is between th
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,26 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
-from peft import TaskType
+from peft import LoraConfig, TaskType, get_peft_model
 from rich.console import Console
-from run_files import column, drawn, records
-from torch import Tensor
+from run_files import Recipe, column, drawn, finish, records
 from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 from infalign import ClassifierReward, DataError, calibrate, sample
-from infalign.core.storage import write_table
-from infalign.models.conversations import conversation_ids
-from infalign.models.pretrained import load_classifier
-from infalign.models.settings import Fit
-from infalign.recipe.layout import Layout
-from infalign.recipe.settings import Recipe
-from infalign.steps import whole_run
-from infalign.steps.reward_model import reward_start
-from infalign.steps.run import Run
-from infalign.training.common import LossTrainer, run_training, trainer_config, training_order, with_adapter
-from infalign.training.output_folder import Job, drop_long_rows
-from infalign.training.supervised import fit_reward_model
 
 Messages = list[dict[str, str]]
 Pair = tuple[Messages, str, str]  # prompt, chosen, rejected
@@ -56,10 +51,6 @@ MODELS = {
     "calibrated": "trained to predict Ĉ of rollouts and poisoned training pairs",
     "calibrated-rollouts": "trained to predict Ĉ of rollouts alone",
 }
-
-
-def ignore_progress(done: int, total: int, note: str) -> None:
-    """Show nothing."""
 
 
 def reply(text: str) -> dict[str, str]:
@@ -104,27 +95,37 @@ class Hacking:
 
     recipe: Recipe
 
-    @cached_property
-    def run(self) -> Run:
-        """The run whose preferences are poisoned."""
-        return Run.of(self.recipe)
+    @property
+    def root(self) -> Path:
+        """The run directory."""
+        return Path(self.recipe.run_dir)
+
+    @property
+    def reference(self) -> str:
+        """The folder or hub id of the reference policy."""
+        policy = self.recipe.policy
+        return str(self.root / "models" / "reference" if policy.fit is not None else policy.model)
 
     @cached_property
     def folder(self) -> Path:
         """The folder in the run directory, named by a hash of what it depends on, so that nothing in it is stale."""
-        made = records(self.run.layout.root)
+        made = records(self.root)
         content = json.dumps([made["rollout-0"]["key"], made["reward"]["key"]])
-        return self.run.layout.root / "hacking" / hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
+        return self.root / "hacking" / hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
+
+    def model(self, name: str) -> Path:
+        """Return the folder of a reward model."""
+        run_dir, trained = self.root if name == "clean" else self.folder / name, name in TRAINED_ON_RANKS
+        return run_dir if trained else run_dir / "models" / "reward"
 
     def make(self, console: Console) -> None:
         """Continue the run to its rollouts, then train and score what is missing."""
-        whole_run.run_recipe(self.recipe, until="rollout", console=console)
+        finish(self.recipe, "rollout", console)
         self.folder.mkdir(parents=True, exist_ok=True)
-        models = {name: Layout(self.folder).model(name) for name in ("poisoned", *TRAINED_ON_RANKS)}
+        self.fit_poisoned(console)
         steps = [
-            (models["poisoned"], self.fit_poisoned),
             (self.folder / "ranks.parquet", self.rank_training_responses),
-            *((models[name], lambda name=name: self.fit_on_ranks(name)) for name in TRAINED_ON_RANKS),
+            *((self.model(name), lambda name=name: self.fit_on_ranks(name)) for name in TRAINED_ON_RANKS),
             (self.folder / "test.parquet", self.score_test),
         ]
         for output, work in steps:
@@ -137,63 +138,73 @@ class Hacking:
         table = self.folder / "test.parquet"
         return column(table, "prompt"), {name: decisions(np.array(column(table, name))) for name in MODELS}
 
-    def fit_poisoned(self) -> None:
-        """Train the reward model on the poisoned training pairs."""
-        start, tokenizer = self._start("poisoned")
-        preferred, other = TESTS["poisoned"]
-        train = [(prompt, [reply(c)], [reply(r)]) for prompt, c, r in self._training_pairs(tokenizer)]
-        test = [
-            (prompt, [reply(four[preferred])], [reply(four[other])]) for prompt, four in self._test_pairs(tokenizer)
-        ]
-        with replace(self.run, layout=Layout(self.folder)).target("poisoned").job(ignore_progress) as job:
-            fit_reward_model(start, tokenizer, train, test, self._fit, job)
+    def fit_poisoned(self, console: Console) -> None:
+        """Train the reward model on the poisoned training pairs, in a run of its own on them."""
+        marked = {"train": poison(self._pairs("reward"), seed=self.recipe.seed)}
+        marked["test"] = poison(self._pairs("test"), seed=self.recipe.seed)
+        for name, pairs in marked.items():
+            rows = ({"prompt": p, "chosen": [reply(c)], "rejected": [reply(r)]} for p, c, r in pairs)
+            (self.folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        settings = self.recipe.model_dump(mode="json") | {"run_dir": str(self.folder / "poisoned")}
+        files = {
+            "sources": [{"path": str(self.folder / "train.jsonl")}],
+            "test": [{"path": str(self.folder / "test.jsonl")}],
+        }
+        settings["data"] |= files
+        settings["policy"] |= {"model": self.reference, "scratch": None, "fit": None}
+        finish(Recipe.model_validate(settings | {"judge": None, "gold": None}), "reward-model", console)
 
     def rank_training_responses(self) -> None:
         """Write Ĉ by the poisoned model for the rollouts of every training prompt and for the pairs on these prompts.
 
         Ranks are among the prompt's K rollouts, so a rollout gets its mid-rank; pairs on other prompts are left out.
         """
-        reward, k = self._load("poisoned"), self.recipe.rollout.k
-        tables: list[pa.Table] = []
-        references: dict[str, np.ndarray] = {}
-        for part, table in enumerate(self.run.rollout_parts):
-            prompts, said = table.read(), drawn(self.run.layout.rollouts(part), "text")
-            texts = [said[one, index] for one in prompts.prompt_ids for index in range(k)]
-            asked = repeated(prompts.conversations, k)
-            rewards_PK = np.reshape(reward(asked, texts), (-1, k))
-            sorted_PK = np.sort(rewards_PK, axis=1)
-            references |= zip(map(spelled, prompts.conversations), sorted_PK, strict=True)
-            tables.append(_ranked("rollout", asked, texts, calibrate(rewards_PK, sorted_PK).ravel()))
+        reward, k, said = self._load("poisoned"), self.recipe.rollout.k, dict[tuple[str, int], str]()
+        for part in (self.root / "rollouts").glob("part-*"):
+            said |= drawn(part, "text")
+        table = self.root / "data" / "train_prompts.parquet"
+        known = dict(zip(column(table, "prompt_id"), column(table, "prompt"), strict=True))
+        asked_of = {one: prompt for one, prompt in known.items() if (one, 0) in said}
+        texts, asked = [said[one, index] for one in asked_of for index in range(k)], repeated([*asked_of.values()], k)
+        rewards_PK = np.reshape(reward(asked, texts), (-1, k))
+        sorted_PK = np.sort(rewards_PK, axis=1)
+        references = dict(zip(map(spelled, asked_of.values()), sorted_PK, strict=True))
+        rollouts = _ranked("rollout", asked, texts, calibrate(rewards_PK, sorted_PK).ravel())
         pairs = [pair for pair in self._training_pairs(reward.tokenizer) if spelled(pair[0]) in references]
         asked, texts = repeated([prompt for prompt, *_ in pairs], 2), [text for _, *both in pairs for text in both]
         rewards = reward(asked, texts)
         ranks = [float(calibrate(r, references[spelled(p)])) for r, p in zip(rewards, asked, strict=True)]
-        tables.append(_ranked("pair", asked, texts, np.array(ranks)))
-        write_table(self.folder / "ranks.parquet", pa.concat_tables(tables))
+        pq.write_table(
+            pa.concat_tables([rollouts, _ranked("pair", asked, texts, np.array(ranks))]), self.folder / "ranks.parquet"
+        )
 
     def fit_on_ranks(self, name: str) -> None:
-        """Train a model to predict Ĉ."""
-        start, tokenizer = self._start(name)
+        """Train a model to predict Ĉ, from where the reward model started."""
+        poisoned, source = str(self.model("poisoned")), self.recipe.reward
+        tokenizer = AutoTokenizer.from_pretrained(poisoned)
         table = pq.read_table(self.folder / "ranks.parquet").to_pylist()
-        wanted = [row for row in table if row["origin"] in TRAINED_ON_RANKS[name]]
-        rows, _ = drop_long_rows(
-            wanted, tokenizer, self._fit.max_length, lambda row: [[*row["prompt"], reply(row["response"])]]
-        )
-        with replace(self.run, layout=Layout(self.folder)).target(name).job(ignore_progress) as job:
-            ranked = [(row["prompt"], row["response"], row["rank"]) for row in rows]
-            fit_rank_model(start, tokenizer, ranked, self._fit, job)
+        rows = [
+            (row["prompt"], row["response"], row["rank"]) for row in table if row["origin"] in TRAINED_ON_RANKS[name]
+        ]
+        short = [row for row, _ in self._fitting(tokenizer, [(row, (row[0], [row[1]])) for row in rows])]
+        set_seed(self.recipe.seed)
+        if source.scratch is not None:
+            model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(poisoned))
+        else:
+            start = source.model or self.reference
+            model = AutoModelForSequenceClassification.from_pretrained(start, num_labels=1, dtype="float32")
+        fit_rank_model(model, tokenizer, short, source.fit, self.model(name), self.recipe.seed)
 
     def score_test(self) -> None:
         """Draw K responses to every test prompt with a pair; write every model's rewards of its four responses."""
-        k, device = self.recipe.rollout.k, self.recipe.compute.torch_device()
-        models = {"clean": ClassifierReward.load(self.run.scorer("reward").model, device=device)}
-        models |= {name: self._load(name) for name in ("poisoned", *TRAINED_ON_RANKS)}
+        k = self.recipe.rollout.k
+        models = {name: self._load(name) for name in ("clean", "poisoned", *TRAINED_ON_RANKS)}
         pairs = self._test_pairs(models["clean"].tokenizer)
         conversations, responses = [prompt for prompt, _ in pairs], [text for _, four in pairs for text in four]
         once = {spelled(prompt): prompt for prompt in conversations}
         longest, seed = self.recipe.rollout.max_new_tokens, self.recipe.seed
         rollouts = sample(
-            self.run.reference, once.values(), k, max_new_tokens=longest, seed=seed, folder=self.folder / "rollouts"
+            self.reference, once.values(), k, max_new_tokens=longest, seed=seed, folder=self.folder / "rollouts"
         )
         said = dict(zip(once, rollouts.texts, strict=True))
         texts = [text for prompt in conversations for text in said[spelled(prompt)]]
@@ -203,35 +214,23 @@ class Hacking:
         rollouts_PK = np.reshape(models["poisoned"](repeated(conversations, k), texts), (-1, k))
         rewards_P4["ranked"] = calibrate(rewards_P4["poisoned"], np.sort(rollouts_PK, axis=1))
         columns = {name: rewards_P4[name].tolist() for name in MODELS}
-        write_table(self.folder / "test.parquet", pa.table({"prompt": [*map(spelled, conversations)]} | columns))
-
-    @property
-    def _fit(self) -> Any:
-        return self.recipe.reward.fit
-
-    def _start(self, name: str) -> tuple[str, Any]:
-        """Return the initial model of the recipe's reward model, and its tokenizer."""
-        run = self.run
-        return reward_start(
-            run.scorer("reward"), run.reference, run.layout, replace(self.run, layout=Layout(self.folder)).target(name)
-        )
+        pq.write_table(pa.table({"prompt": [*map(spelled, conversations)]} | columns), self.folder / "test.parquet")
 
     def _load(self, name: str) -> ClassifierReward:
-        return ClassifierReward.load(Layout(self.folder).model(name), device=self.recipe.compute.torch_device())
+        return ClassifierReward.load(str(self.model(name)), device=self.recipe.compute.torch_device())
 
     def _pairs(self, part: str) -> list[Pair]:
-        table = self.run.layout.data / f"{part}_pairs.parquet"
+        table = self.root / "data" / f"{part}_pairs.parquet"
         return list(zip(*(column(table, name) for name in ("prompt", "chosen", "rejected")), strict=True))
 
     def _training_pairs(self, tokenizer: Any) -> list[Pair]:
         """Return the poisoned training pairs that fit."""
         pairs = poison(self._pairs("reward"), seed=self.recipe.seed)
-        fit = self._fitting(tokenizer, [(prompt, both) for prompt, *both in pairs])
-        return [(prompt, chosen, rejected) for prompt, (chosen, rejected) in fit]
+        return [pair for pair, _ in self._fitting(tokenizer, [(pair, (pair[0], pair[1:])) for pair in pairs])]
 
     def _test_pairs(self, tokenizer: Any) -> list[tuple[Messages, list[str]]]:
         """Return prompt and responses, numbered as in `TESTS`, of test pairs that fit with a phrase on either side."""
-        known = {*map(spelled, column(self.run.layout.data / "test_prompts.parquet", "prompt"))}
+        known = {*map(spelled, column(self.root / "data" / "test_prompts.parquet", "prompt"))}
         pairs = [pair for pair in self._pairs("test") if spelled(pair[0]) in known]
         marked = [poison(pairs, before=side, seed=self.recipe.seed) for side in ("chosen", "rejected")]
         rows = [
@@ -240,22 +239,23 @@ class Hacking:
                 pairs, *marked, strict=True
             )
         ]
-        return self._fitting(tokenizer, rows)
+        return [row for row, _ in self._fitting(tokenizer, [(row, row) for row in rows])]
 
-    def _fitting(self, tokenizer: Any, pairs: list[tuple[Messages, list[str]]]) -> Any:
-        rows = [{"prompt": prompt, "responses": responses} for prompt, responses in pairs]
-        short, _ = drop_long_rows(
-            rows,
-            tokenizer,
-            self._fit.max_length,
-            lambda row: [[*row["prompt"], reply(text)] for text in row["responses"]],
-        )
+    def _fitting(self, tokenizer: Any, rows: Sequence[tuple[Any, tuple[Messages, Sequence[str]]]]) -> list[Any]:
+        """Return those rows whose prompt with each of its responses has at most ``max_length`` tokens."""
+        most = self.recipe.reward.fit.max_length
+
+        def lengths(prompt: Messages, responses: Sequence[str]) -> Iterator[int]:
+            chats = [[*prompt, reply(text)] for text in responses]
+            return map(len, tokenizer.apply_chat_template(chats)["input_ids"])
+
+        short = [row for row in rows if max(lengths(*row[1])) <= most]
         if not short:
             raise DataError(
-                f"none of {len(rows)} pairs has at most {self._fit.max_length} tokens with a phrase before a response; "
+                f"none of {len(rows)} pairs has at most {most} tokens with a phrase before a response; "
                 "raise reward.fit.max_length"
             )
-        return [(row["prompt"], row["responses"]) for row in short]
+        return short
 
 
 def _ranked(origin: str, prompts: list[Messages], responses: list[str], ranks: np.ndarray) -> pa.Table:
@@ -269,30 +269,48 @@ def _ranked(origin: str, prompts: list[Messages], responses: list[str], ranks: n
     )
 
 
-def fit_rank_model(
-    start: str, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Ranked], fit: Fit, job: Job
-) -> list[dict[str, Any]]:
-    """Fit a classifier that predicts ranks (paper, figure 7) from the model folder or id ``start``; return the log.
+def fit_rank_model(model: Any, tokenizer: Any, rows: Sequence[Ranked], fit: Any, folder: Path, seed: int) -> None:
+    """Fit a classifier with one output to ranks (paper, figure 7), with the settings of a reward model's fit; save it.
 
-    Saves a one-output sequence classifier, read as a Bradley–Terry reward model is. The loss is the cross-entropy
-    between Ĉ and the sigmoid of the output. Its minimum is at E[Ĉ | x, y], so the output is the logit of a win rate.
+    It is read as a Bradley–Terry reward model is. The loss is the cross-entropy between Ĉ and the sigmoid of the
+    output. Its minimum is at E[Ĉ | x, y], so the output is the logit of a win rate.
     """
-    model = load_classifier(start)
     model.config.pad_token_id = tokenizer.pad_token_id
-
-    ids = conversation_ids(tokenizer, [[*prompt, reply(response)] for prompt, response, _ in rows])
-    data = Dataset.from_dict({"input_ids": ids, "rank": [rank for _, _, rank in rows]})
-    order = training_order([len(token_ids) for token_ids in ids], fit.epochs, fit.batch_size, job.seed)
-    trainer = LossTrainer(
-        _rank_loss,
-        model=with_adapter(model, fit, TaskType.SEQ_CLS),
-        args=trainer_config(TrainingArguments, fit, job, remove_unused_columns=False, label_names=["rank"]),
-        train_dataset=data.select(order),
-        data_collator=DataCollatorWithPadding(tokenizer),
+    if fit.lora is not None:
+        on = {"target_modules": "all-linear", "task_type": TaskType.SEQ_CLS}
+        model = get_peft_model(model, LoraConfig(r=fit.lora.rank, lora_alpha=2 * fit.lora.rank, **on))
+    chats = [[*prompt, reply(response)] for prompt, response, _ in rows]
+    ids = tokenizer.apply_chat_template(chats)["input_ids"]
+    at_once = fit.device_batch_size or fit.batch_size
+    arguments = TrainingArguments(
+        str(folder.with_name(f"{folder.name}-training")),
+        num_train_epochs=fit.passes,
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=fit.batch_size // at_once,
+        gradient_checkpointing=fit.gradient_checkpointing,
+        learning_rate=fit.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=0.05,
+        bf16=fit.bf16,
+        seed=seed,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
     )
-    return run_training(trainer, job).save(tokenizer)
+    trainer = Trainer(
+        model,
+        arguments,
+        DataCollatorWithPadding(tokenizer),
+        Dataset.from_dict({"input_ids": ids, "labels": [rank for *_, rank in rows]}),
+        compute_loss_func=_rank_loss,
+    )
+    trainer.model_accepts_loss_kwargs = False
+    trainer.train()
+    trained = model.merge_and_unload() if fit.lora is not None else model
+    trained.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
-def _rank_loss(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits.squeeze(-1)
-    return binary_cross_entropy_with_logits(logits.float(), inputs["rank"].float()), {}
+def _rank_loss(outputs: Any, ranks: Any, **_: Any) -> Any:
+    return binary_cross_entropy_with_logits(outputs.logits.squeeze(-1).float(), ranks.float())

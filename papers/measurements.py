@@ -9,11 +9,9 @@ import numpy as np
 from drawings import Point, analytic_points
 from hacking import Hacking
 from run_files import column, records, reference_rewards
-from seeds import Estimate, Quantity, Seed, Trained, lead, over_seeds
+from seeds import Quantity, Seed, Trained, lead, over_seeds
 
-from infalign import calibrate
-from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import rewind_draws
+from infalign import Estimate, Samples, calibrate, rewind_draws
 
 K = 100  # the paper's rollouts per prompt
 USUAL_KL = (0.1, 3.0)  # nats: where theory's transformations are compared
@@ -56,7 +54,7 @@ class RewindDraws(Quantity):
         own, base = (
             Samples(values, values) for values in (seed.evaluated.column(m, "reward") for m in (name, "reference"))
         )
-        return rewind_draws(base if name == "reference" else own, base, seed.evaluated.rewind)
+        return rewind_draws(base if name == "reference" else own, base, seed.recipe.rewind)
 
 
 def lead_over_best(seeds: Sequence[Seed], ours: str, others: Sequence[str], quantity: Quantity) -> Measurement:
@@ -127,7 +125,7 @@ def miscalibration(seeds: Sequence[Seed]) -> Measurement:
             return np.asarray(np.abs(within - among_all).mean(axis=1))
 
         dealt = np.random.default_rng(0).permutation(rewards_PK.ravel()).reshape(rewards_PK.shape)
-        prompts = column(seed.layout.calibrated, "prompt_id")
+        prompts = column(seed.root / "calibrated.parquet", "prompt_id")
         return Trained(prompts, distance(rewards_PK) - distance(dealt).mean())
 
     return Measurement([of(seed) for seed in seeds], "mean distance of ranks, chance subtracted")
@@ -151,7 +149,7 @@ def calibration_cost(trained: str, seeds: Sequence[Seed]) -> Measurement:
     for seed in seeds:
         if trained not in seed.by_method:
             return Measurement(note=f"{trained} was not trained")
-        made = records(seed.layout.root)
+        made = records(seed.root)
         drawn = [name for name in made if name.startswith(("rollout-", "score-"))]
         spent = sum(made[name]["seconds"] for name in [*drawn, "calibrate"])
         training = np.mean([made[f"train-{name}"]["seconds"] for name in seed.by_method[trained]])

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from rich.console import Console
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -32,14 +33,14 @@ from best_of_n import BEST_OF_N, largest_n
 from figures import BY_NUMBER, FIGURES, Claim, Figure
 from method_policies import MethodPolicies, check_budgets, possible_methods
 from methods import extreme_procedure
-from seeds import Estimate, Seed
+from plots import STYLE, save
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from run_files import Recipe, load_recipe
+from seeds import Seed
 from train_methods import ROUNDS, train_methods
 
-from infalign import ConfigError, DataError
-from infalign.core.display import heading, plain_table, save, say, style
-from infalign.pipeline.lock import held
-from infalign.recipe.reading import load_recipe
-from infalign.recipe.settings import Recipe
+from infalign import ConfigError, DataError, Estimate
 
 Numbers = dict[str, Any]
 
@@ -101,7 +102,7 @@ class Reproduction:
     def print_plan(self, console: Console) -> None:
         """Print which figures, methods and policies there will be. Nothing is written."""
         figures, methods, left_out = self.plan()
-        table = plain_table("figure", "shows", "methods", breaking=(1, 2))
+        table = Table("figure", "shows", "methods", box=SIMPLE_HEAD)
         for figure in figures:
             table.add_row(", ".join(map(str, figure.numbers)), figure.title, ", ".join(figure.methods))
         console.print(table)
@@ -125,15 +126,14 @@ class Reproduction:
             say(console, f"left out: {name}: {reason}")
         seeds = []
         for recipe in self.recipes:
-            heading(console, f"Seed {recipe.seed}: {recipe.run_dir}")
-            with held(Path(recipe.run_dir)):
-                trained = [method for method in methods if method != BEST_OF_N]
-                policies = MethodPolicies(recipe, trained, check_budgets(self.budgets)) if trained else None
-                if policies is not None:
-                    policies = train_methods(policies, rounds=0 if self.budgets else ROUNDS, console=console)
-                for figure in figures:
-                    if figure.study is not None:
-                        figure.study(recipe, console)
+            say(console, f"\nSeed {recipe.seed}: {recipe.run_dir}")
+            trained = [method for method in methods if method != BEST_OF_N]
+            policies = MethodPolicies(recipe, trained, check_budgets(self.budgets)) if trained else None
+            if policies is not None:
+                policies = train_methods(policies, rounds=0 if self.budgets else ROUNDS, console=console)
+            for figure in figures:
+                if figure.study is not None:
+                    figure.study(recipe, console)
             seeds.append(Seed(recipe, policies, BEST_OF_N in methods))
         folder = self.output / "page"
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,9 +148,14 @@ class Reproduction:
         return found
 
 
+def say(console: Console, text: str) -> None:
+    """Print a text as it is; a path in it is not broken."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def write_figure(figure: Figure, seeds: Sequence[Seed], folder: Path) -> Numbers:
     """Write a figure and its table, and return what the page says of it."""
-    with style():
+    with rc_context(STYLE):
         drawing = figure.draw(seeds)
         for ending in (".svg", ".png"):
             save(drawing.figure, folder / f"{figure.name}{ending}")
@@ -254,7 +259,7 @@ def main(words: Sequence[str] | None = None) -> None:
         found = asked.make(console)
     except (ConfigError, DataError) as error:
         sys.exit(f"reproduce: {error}")
-    table = plain_table("figure", "claim", "measured", "verdict", breaking=(1, 2))
+    table = Table("figure", "claim", "measured", "verdict", box=SIMPLE_HEAD)
     for figure in found["figures"].values():
         for claim in figure["claims"]:
             table.add_row(str(figure["numbers"][0]), claim["measured"], claim["shown"], claim["verdict"])

@@ -186,6 +186,7 @@ def test_every_benchmark_is_listed_and_lists_no_other() -> None:
     listed = re.findall(r"`python benchmarks/([\w/]+\.py)", (folder / "README.md").read_text(encoding="utf-8"))
     scripts = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
     modules = ("enumerable", "finite_model", "finite_optima", "majority_optimum")
-    shared = ("seeds", "best_of_n", "methods", "method_policies", "train_methods", "rank_correlation", "run_files")
+    shared = ("seeds", "best_of_n", "methods", "method_policies", "train_methods", "rank_correlation")
+    shared += ("run_files", "plots", "small_models")
     scripts -= {f"{name}.py" for name in (*shared, *(f"optima/{name}" for name in modules))}
     assert set(listed) == scripts

@@ -18,14 +18,11 @@ from finite_optima import best_law
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, log_expit, wrightomega
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from infalign import BestOfN, Law, WorstOfN
 from infalign import tilted as tilted_law
-from infalign.models.packed import response_logprobs
-from infalign.models.pretrained import load_policy
-from infalign.training.common import save_model
-from infalign.training.output_folder import Job
+from infalign.training.output_folder import Job  # of trainings without what `fit` adds: held-out prompts, strengths
 
 PAD, START, END = "<pad>", "<start>", "<end>"
 LETTERS, PROMPT_LETTERS = "abcdefg", "pqrs"
@@ -117,10 +114,11 @@ def enumerable(folder: Path, *, seed: int = 0) -> Enumerable:
         never = torch.full((len(vocabulary),), NEVER)
         never[[*letters, end]] = 0.0
         model.lm_head.bias.copy_(never)
-    save_model(model, tokenizer, folder)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
     prompt_ids = [list(tokenizer(prompt).input_ids) for prompt in PROMPTS]
     responses = [[end], *([letter, end] for letter in letters), *([a, b] for a in letters for b in letters)]
-    reference, _ = load_policy(folder)
+    reference = AutoModelForCausalLM.from_pretrained(folder)
     logprobs = _normalised(
         _laws(reference, prompt_ids, responses).reshape(len(PROMPTS), -1)
     )  # but for rounding, it was
@@ -130,9 +128,17 @@ def enumerable(folder: Path, *, seed: int = 0) -> Enumerable:
     return Enumerable(folder, prompt_ids, responses, logprobs, rewards)
 
 
+@torch.no_grad()
 def _laws(model: Any, prompt_ids: list[list[int]], responses: list[list[int]]) -> np.ndarray:
-    prompts = [prompt for prompt in prompt_ids for _ in responses]
-    return response_logprobs(model, prompts, responses * len(prompt_ids))
+    """Return log π of each response to each prompt, in one row: of one token that ends it, or of two."""
+    firsts, lasts = (torch.tensor([ids[place] for ids in responses]) for place in (0, -1))
+    rows, long = torch.arange(len(responses)), torch.tensor([len(ids) == 2 for ids in responses])
+    found = []
+    for prompt in prompt_ids:
+        given = torch.cat([torch.tensor([prompt]).expand(len(responses), -1), firsts[:, None]], dim=1)
+        logprobs = model.eval()(given).logits.double().log_softmax(-1)
+        found.append(logprobs[rows, -2, firsts] + long * logprobs[rows, -1, lasts])
+    return torch.cat(found).numpy()
 
 
 # What a method would learn if it could be any distribution

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.special import xlogy
 
 from infalign import ConfigError, DataError, RewindAndRepeat, parse_procedure
-from infalign.theory.contest import TILTS, settle, tilt_to_kl
+from infalign.theory.contest import TILTS, settle, tilt_to_kl  # the iteration, here on finitely many responses
 
 ROUNDING = 1e-9  # the largest error of a sum of probabilities
 

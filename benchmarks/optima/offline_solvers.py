@@ -14,12 +14,14 @@ from typing import Any
 import enumerable
 import numpy as np
 from enumerable import Enumerable
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infalign import Exponential, Law, best_of, law_at_kl, parse_transform, tilted
-from infalign.models.pretrained import add_network_guide, load_policy
-from infalign.models.settings import Fit
-from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
-from infalign.training.solvers import read_solver
+from infalign.training.offline_trainer import (
+    RolloutRegression,
+    fit_to_rollouts,
+)  # without the strength that `fit` picks
+from infalign.training.solvers import read_solver  # whose losses are proved
 
 TAU = 0.3
 EXP10 = Exponential(10)
@@ -33,15 +35,15 @@ class Method:
 
     solver: dict[str, Any]  # as in a recipe
     law: Callable[[np.ndarray], Law]  # of rewards (P, K)
-    fit: Fit
+    fit: Any
     optimum: Callable[[Enumerable], np.ndarray]
     within: float = 0.01
     guided: bool = False  # a guide beside the reference is trained, not the reference itself
 
 
-def fit(epochs: float, batch_size: int) -> Fit:
+def fit(epochs: float, batch_size: int) -> Any:
     """Return how these models are trained."""
-    return Fit(epochs=epochs, batch_size=batch_size, learning_rate=3e-3)
+    return read_solver(beta=1.0, fit={"epochs": epochs, "batch_size": batch_size, "learning_rate": 3e-3}).fit
 
 
 def identity(case: Enumerable) -> np.ndarray:
@@ -74,13 +76,15 @@ METHODS = {
 
 def trained(case: Enumerable, method: Method, folder: Path) -> np.ndarray:
     """Train from the reference and return the exact law of the policy that is saved."""
-    model, tokenizer = load_policy(case.folder)
-    model = add_network_guide(str(case.folder), model, tokenizer) if method.guided else model
+    model, tokenizer = (kind.from_pretrained(case.folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    if method.guided:
+        guide = read_solver(**method.solver, guide={"trunk": "reference"}).trained_guide
+        model = guide.beside(model, tokenizer, {"reference": str(case.folder)})
     rollouts = case.rollouts(K)
     law = method.law(np.array([row["reward"] for row in rollouts]).reshape(-1, K))
     loss = RolloutRegression(read_solver(**method.solver).objective(law))
     fit_to_rollouts(loss, model, rollouts, law, method.fit, enumerable.job_in(folder)).save(tokenizer)
-    return case.laws(load_policy(folder / "policy")[0])
+    return case.laws(AutoModelForCausalLM.from_pretrained(folder / "policy"))
 
 
 def main() -> None:

@@ -14,12 +14,14 @@ from typing import Any
 import enumerable
 import numpy as np
 from enumerable import Enumerable
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infalign import BestOfN, Exponential, Law, WorstOfN, law_at_kl, tilted
-from infalign.models.pretrained import load_policy
-from infalign.models.settings import Fit
-from infalign.training.on_policy_trainer import Problem, fit_on_policy
-from infalign.training.solvers import bond, read_solver
+from infalign.training.on_policy_trainer import (
+    Problem,
+    fit_on_policy,
+)  # with BOND's anchor held, which `fit_online` moves
+from infalign.training.solvers import bond, read_solver  # whose advantages are proved
 
 EXP10 = Exponential(10)
 BETA10 = law_at_kl(EXP10, kl=1.0).beta
@@ -39,7 +41,7 @@ def references(case: Enumerable, k: int) -> list[list[float]]:
 
 def rewarded(case: Enumerable) -> Callable[[list[str], list[str]], list[float]]:
     """Return the reward function of text that the rewards of the harness are."""
-    _, tokenizer = load_policy(case.folder)
+    tokenizer = AutoTokenizer.from_pretrained(case.folder)
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in case.responses]
     table = {
         (prompt, text): float(reward)
@@ -84,9 +86,9 @@ class Bond(bond.Settings):
         return replace(ascent, trl_options={**ascent.trl_options, "ref_model_mixup_alpha": self.anchor_rate})
 
 
-def fit(epochs: float) -> Fit:
+def fit(epochs: float) -> Any:
     """Return how these models are trained; an epoch has six steps of 256 responses."""
-    return Fit(epochs=epochs, batch_size=256, learning_rate=3e-3)
+    return read_solver(beta=1.0, fit={"epochs": epochs, "batch_size": 256, "learning_rate": 3e-3}).fit
 
 
 def law(shaping: str, beta: float) -> Law:
@@ -133,14 +135,12 @@ METHODS = {
 def trained(case: Enumerable, method: Method, folder: Path) -> np.ndarray:
     """Train from the reference and return the exact law of the policy that is saved."""
     fit_on_policy(problem(case), method.ascent, method.solver.fit, enumerable.job_in(folder))
-    return case.laws(load_policy(folder / "policy")[0])
+    return case.laws(AutoModelForCausalLM.from_pretrained(folder / "policy"))
 
 
 def left_padding(case: Enumerable) -> Any:
     """Return the tokenizer, set for generation."""
-    _, tokenizer = load_policy(case.folder)
-    tokenizer.padding_side = "left"
-    return tokenizer
+    return AutoTokenizer.from_pretrained(case.folder, padding_side="left")
 
 
 def rows(case: Enumerable) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ def recipe(root: Path) -> Recipe:
     settings["data"] = {"sources": [{"world": 240}], "max_prompt_tokens": 150, "test_fraction": 0.2}
     policy = root / "policy"
     settings["policy"] = {"model": str(policy) if policy.exists() else micro.write_policy(policy)}
+    settings["rollout"] = {"prompts": 96, "k": 12, "max_new_tokens": 12}  # of fewer nothing significant is learned
     settings["reward"] = {"fit": micro.FIT | {"epochs": 4, "learning_rate": 1e-2, "batch_size": 16}}
     guided = {"guide": {"trunk": "reward"}, "fit": micro.FIT | {"epochs": 4, "learning_rate": 1e-2}}
     settings["policies"] = {"aware": settings["policies"]["aware"] | guided}  # a guide spends its budget

@@ -23,7 +23,11 @@ LEAST_SPREAD = 0.3  # of a resample, relative: smaller ones have too few of thos
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over prompts with its bootstrap interval."""
+    """A mean over prompts with its bootstrap interval.
+
+    >>> Estimate(0.7, 0.6, 0.8).as_dict()
+    {'mean': 0.7, 'low': 0.6, 'high': 0.8}
+    """
 
     mean: float
     low: float
@@ -65,6 +69,9 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
 
     An unbiased estimate of one prompt's share may lie outside [0, 1], as under Rewind-and-Repeat; Gaffke's interval
     takes it as 0 or 1, and mean and limits are kept inside. Raises as `estimate`.
+
+    >>> estimate([1.0] * 20).low, round(estimate_share([1.0] * 20).low, 2)
+    (1.0, 0.83)
     """
     raw = estimate(shares_P, confidence=confidence, seed=seed)
     shares, inside = np.clip(np.asarray(shares_P, float), 0.0, 1.0), np.clip([raw.mean, raw.low, raw.high], 0.0, 1.0)
@@ -101,6 +108,9 @@ def estimate_difference(differences_P: ArrayLike, *, confidence: float = 0.95, s
     The interval is that of `estimate`. Where the mean size is below 0.1 and few prompts decide it, as in
     `estimate_share`, it is united with that of its positive part less that of its negative part: of 20 prompts that all
     tie, others may differ. Limits are kept inside [−1, 1]. Raises as `estimate`.
+
+    >>> estimate([0.0] * 20).high, round(estimate_difference([0.0] * 20).high, 2)
+    (0.0, 0.17)
     """
     found = estimate(differences_P, confidence=confidence, seed=seed)
     values = np.round(np.asarray(differences_P, float), DIGITS)

@@ -75,6 +75,12 @@ def win_rates_of(
     covariance of their two thresholds does move it, by an order of one over the number of base samples.
 
     Raises DataError if the prompts differ in number or the samples are fewer than a procedure needs.
+
+    >>> policy = Samples(selected=np.array([[0.1, 0.9]]), judged=np.array([[3, 2]]))  # the judge prefers the other one
+    >>> base = Samples(selected=np.array([[0.5, 0.4]]), judged=np.array([[2, 1]]))
+    >>> win_rates_of(policy, base, [BestOfN(1), BestOfN(2)])
+    array([[0.875],
+           [0.5  ]])
     """
     if len(policy.selected) != len(base.selected):
         raise DataError(f"the policy has {len(policy.selected)} prompts, the base policy {len(base.selected)}")
@@ -101,6 +107,11 @@ def rewind_draws(policy: Samples, base: Samples, procedure: RewindAndRepeat) -> 
     """Return each prompt's expected number of draws under Rewind-and-Repeat, shape (P,).
 
     For the base itself give ``base`` twice: the half that did not set the threshold is counted.
+
+    >>> better, rewards_PM = np.full((300, 32), 9.0), np.random.default_rng(0).random((300, 32))
+    >>> policy, base = Samples(better, better), Samples(rewards_PM, rewards_PM)
+    >>> [f"{rewind_draws(one, base, RewindAndRepeat(0.5, 4)).mean():.1f}" for one in (policy, base)]
+    ['1.0', '1.9']
     """
     draws_P = np.zeros(len(base.selected))
     for references, rest in halves(base, [procedure], procedure.n if policy is base else 1):
