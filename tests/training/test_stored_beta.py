@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 from scipy.optimize import brentq
 from scipy.special import expit, logit
+from scipy.stats import betabinom
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import write_table
-from infalign.method.optimum import Classes, Optimal, optimum
+from infalign.method.optimum import Classes, Optimal, fitted_prior, left_out, optimum
 from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.method.shapings import Ranked, mean_kl, shape_rollouts
 from infalign.method.transforms import Exponential
@@ -59,15 +60,22 @@ def test_a_given_n_spends_less_on_rewards_that_tie() -> None:
     assert aim.law(CHECKED).kl < np.log(4) - 0.75
 
 
-def test_targets_of_the_optimum_leave_no_mass_to_what_was_not_drawn() -> None:
-    """Right rollouts are 8(1 − q)⁷/β ahead, with q at the rate (c + ½)/(K + 1); without one of both all stay."""
+def test_targets_of_the_optimum_are_by_the_rate_of_the_others() -> None:
+    """A right rollout is 8(1 − q)⁷/β above a wrong one of the same others; by the fitted prior the mean of e^T is 1."""
     law = optimum(CHECKED, BestOfN(8), kl=0.2)
-    for c, log_ratios_K in zip(COUNTS, law.log_ratios_PK, strict=True):
-        targets_K, p = regression_targets(log_ratios_K), (c + 0.5) / (K + 1)
-        logit_q = brentq(lambda x, p=p: x - logit(p) - 8 * expit(-x) ** 7 / law.beta, -9, 99, xtol=1e-13)
-        assert np.exp(targets_K).sum() == pytest.approx(K, rel=1e-12)
-        ahead = logit_q - logit(p) if 0 < c < K else 0.0
-        assert targets_K.max() - targets_K.min() == pytest.approx(ahead, abs=1e-9)
+    a, b = fitted_prior(COUNTS, np.full(len(COUNTS), K))
+    for c, rewards_K, log_ratios_K in zip(COUNTS, law.rewards_PK, left_out(law).log_ratios_PK, strict=True):
+        targets_K = regression_targets(log_ratios_K)
+        for reward in set(rewards_K):
+            p = (c - reward + a) / (K - 1 + a + b)
+            logit_q = brentq(lambda x, p=p: x - logit(p) - 8 * expit(-x) ** 7 / law.beta, -9, 99, xtol=1e-13)
+            q = expit(logit_q)
+            expected = np.log(q / p) if reward else np.log((1 - q) / (1 - p))
+            assert targets_K[rewards_K == reward] == pytest.approx(expected, abs=1e-8)
+    every = optimum([[1.0] * c + [0.0] * (K - c) for c in range(K + 1)], BestOfN(8), beta=law.beta)
+    prior = fitted_prior(range(K + 1), [K] * (K + 1))
+    means_C = np.exp(np.array(left_out(every).log_ratios_PK)).mean(axis=1)
+    assert betabinom(K, *prior).pmf(range(K + 1)) @ means_C == pytest.approx(1.0, abs=1e-8)
 
 
 def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize
 from scipy.optimize.elementwise import find_root
-from scipy.special import logsumexp, xlogy
+from scipy.special import betaln, logsumexp, xlogy
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows, stacked
@@ -29,6 +30,8 @@ from infalign.method.shapings import NotByRank
 
 Objective = Literal["reward", "win-rate"]
 Pair = tuple[float, float]  # the rewards of a failure and of a success
+PRIORS = np.log(1e-3), np.log(1e3)  # of the parameters of one that is fitted
+JEFFREYS = (0.5, 0.5)  # a Beta prior of a prompt's rate of success
 GRID = np.linspace(0.0, 1.0, 129)  # where it is seen whether h is convex
 # Where it is not: a scan for stationary points, as shares of the way from the best class alone to the reference.
 ENDS = np.geomspace(1e-12, 0.01, 32)
@@ -183,6 +186,43 @@ def optimum(
     )
 
 
+def left_out(law: Law) -> Law:
+    """Return a law whose log-ratios are the optimum's by what a prompt's *other* rollouts tell of its rate.
+
+    For a checker's rewards p is then (c + a)/(K − 1 + a + b), with c successes of the others and a Beta(a, b) prior
+    that fits the successes of all prompts. This is how often a rollout is right of which all but its own reward is
+    known, so e^T has the mean 1 over rollouts. A rate that the rollout itself is part of says less of both outcomes:
+    what it leaves of the mass belongs to no rollout, and a network moves it to tokens that none of them has. Laws for
+    other rewards stay as they are.
+    """
+    shaping = law.shaping
+    if not isinstance(shaping, Optimal) or shaping.pair is None:
+        return law
+    rows = [np.sort(row) for row in law.rewards_PK]
+    counts_P, sizes_P = [np.sum(row == shaping.pair[1]) for row in rows], [row.size for row in rows]
+    others = [row[:-1] for row in rows] + [row[1:] for row in rows]  # of a success, and of a failure
+    laws = Classes.of(others, shaping.procedure, shaping.objective, shaping.pair, fitted_prior(counts_P, sizes_P))
+    raised = np.zeros(len(laws.p), bool)
+    raised[laws.of_prompt] = [_digest(row) in shaping.raised for row in rows] * 2
+    solved = laws.solve(shaping.beta, raised)
+    log_z = logsumexp(solved.g / shaping.beta, b=laws.p, axis=1)
+    up, down = (solved.g[laws.of_prompt] / shaping.beta - log_z[laws.of_prompt, None])[:, [-1, 0]].T
+    targets = [np.where(row == shaping.pair[1], up[i], down[len(rows) + i]) for i, row in enumerate(law.rewards_PK)]
+    return replace(law, log_ratios_PK=stacked(targets))
+
+
+def fitted_prior(counts_P: ArrayLike, sizes_P: ArrayLike) -> tuple[float, float]:
+    """Return a and b of the Beta prior under which ``counts_P`` successes of ``sizes_P`` are likeliest."""
+    counts, sizes = np.asarray(counts_P), np.asarray(sizes_P)
+
+    def cost(logs: Array) -> float:
+        a, b = np.exp(logs)
+        return -float(np.mean(betaln(counts + a, sizes - counts + b) - betaln(a, b)))
+
+    a, b = np.exp(minimize(cost, np.log(JEFFREYS), bounds=[PRIORS] * 2).x)
+    return float(a), float(b)
+
+
 def _pair_of(rewards_PK: Sequence[Array] | Array) -> Pair | None:
     """Return the two values of rewards that have two, 0 and 1 for all equal ones of these; None for others."""
     values = {*np.unique(np.concatenate([*rewards_PK])).tolist()}
@@ -222,16 +262,21 @@ class Classes:
 
     @classmethod
     def of(
-        cls, sorted_rows: Sequence[Array], procedure: RankProcedure, objective: Objective, pair: Pair | None
+        cls,
+        sorted_rows: Sequence[Array],
+        procedure: RankProcedure,
+        objective: Objective,
+        pair: Pair | None,
+        prior: tuple[float, float] = JEFFREYS,
     ) -> Self:
-        """Return the laws of prompts with sorted rewards, smoothed where these are of a ``pair``."""
+        """Return the laws of prompts with sorted rewards, smoothed by a Beta prior where these are of a ``pair``."""
         classes: list[tuple[Array, Array]] = []
         sizes, of_prompt = np.array([row.size for row in sorted_rows]), np.empty(len(sorted_rows), np.intp)
         for size in np.unique(sizes):
             own = np.flatnonzero(sizes == size)
             rows, which = np.unique(np.stack([sorted_rows[int(i)] for i in own]), axis=0, return_inverse=True)
             of_prompt[own] = len(classes) + which.ravel()
-            classes += [_classes(row, pair) for row in rows]
+            classes += [_classes(row, pair, prior) for row in rows]
         width = max(len(shares) for _, shares in classes)
         values = np.stack([np.pad(each, (width - len(each), 0), mode="edge") for each, _ in classes])
         p = np.stack([np.pad(each, (width - len(each), 0)) for _, each in classes])
@@ -337,10 +382,10 @@ class Classes:
         return law, log_z[law, point], log_z[law, point + 1]
 
 
-def _classes(rewards_K: Array, pair: Pair | None) -> tuple[Array, Array]:
+def _classes(rewards_K: Array, pair: Pair | None, prior: tuple[float, float]) -> tuple[Array, Array]:
     """Return the distinct rewards of a prompt and their shares."""
     if pair is not None and np.isin(rewards_K, pair).all():
-        share = ((rewards_K == pair[1]).sum() + 0.5) / (rewards_K.size + 1.0)
+        share = ((rewards_K == pair[1]).sum() + prior[0]) / (rewards_K.size + sum(prior))
         return np.array(pair), np.array([1.0 - share, share])
     values, counts = np.unique(rewards_K, return_counts=True)
     return values, counts / rewards_K.size

@@ -11,13 +11,15 @@ from pydantic import Field
 
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
-from infalign.method.shapings import log_ratios
+from infalign.method.optimum import left_out
 from infalign.training.objectives import Examples, Objective
-from infalign.training.solvers.base import Shaped
+from infalign.training.solvers.base import History, Inputs, Shaped
 from infalign.training.solvers.offline import Offline
 
 if TYPE_CHECKING:
     import torch
+
+    from infalign.training.output_folder import Job
 
 
 Divergence = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # of targets from log-ratios, (B,) each
@@ -64,13 +66,13 @@ def qrpo(divergence: Divergence = logistic) -> Objective:
 
 
 def regression_targets(log_ratios_K: Array) -> Array:
-    """Return the log-ratios of a prompt's K rollouts, those below 1/K raised to it, with all the mass on the K again.
+    """Return the log-ratios of a prompt's K rollouts, those below 1/K raised to it, with the mass that they had before.
 
     K rollouts cannot distinguish less from 0: −e^{−10u} at a KL of one nat has log-ratios of −1000 for the lowest
-    ranks, and their squares would dominate the loss. Mass that a law leaves to responses that were not drawn, as the
-    optimum does after few successes, would end on tokens that no rollout has: none of them has a target.
+    ranks, and their squares would dominate the loss.
     """
-    return log_ratios(np.maximum(log_ratios_K, -np.log(log_ratios_K.size))[None], 1.0)[0]
+    raised_K = np.maximum(log_ratios_K, -np.log(log_ratios_K.size))
+    return np.asarray(raised_K + np.log(np.exp(log_ratios_K).mean() / np.exp(raised_K).mean()))
 
 
 def sample_systematically(expected_K: Array, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -99,3 +101,7 @@ class Settings(Shaped, Offline):
 
     def objective(self, law: Law) -> Objective:
         return qrpo(DIVERGENCES[self.loss])
+
+    def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
+        """Fit to what each rollout's target is by the others of its prompt."""
+        return super().train(inputs, law and left_out(law), job)
