@@ -148,7 +148,7 @@ def test_who_misses_the_budget_is_told_its_own_knob(
         ({"gain": [-0.02, -0.01, 0.0], "seen_gain": [0.02, 0.04, 0.06]}, r"; raise rollout.prompts \(12\)$"),
         (
             {"gain": [-0.02, -0.01, 0.0], "seen_gain": [-0.02, 0.0, 0.02]},
-            "on those that it saw either: give it a guide",
+            "it learned nothing that gains, so the reference is kept",
         ),
     ],
 )

@@ -171,14 +171,16 @@ def _of_strength(recipe: Recipe, summary: Summary) -> Iterator[str]:
         return
     gain, learned = summary["gain"], summary["seen_gain"]["low"] > 0
     low, mean, high = (number(100 * gain[end], "+.1f") for end in ("low", "mean", "high"))
-    cure = (
-        f"raise rollout.prompts ({recipe.rollout.prompts})"
-        if learned
-        else "it gains nothing on those that it saw either: give it a guide, or a larger fit.lora.rank"
+    what, cure = (
+        "it learned nothing that gains",
+        "raise fit.epochs or rollout.prompts, or start from a better reference",
     )
+    if learned:
+        what = "what it learned does not carry over to new prompts"
+        cure = f"raise rollout.prompts ({recipe.rollout.prompts})"
     yield (
-        f"what it learned does not carry over to new prompts, so the reference is kept: on held-out ones it gains "
-        f"{mean} points of {recipe.procedure.name} ({low} to {high}); {cure}"
+        f"{what}, so the reference is kept: on held-out prompts it gains {mean} points of {recipe.procedure.name} "
+        f"({low} to {high}); {cure}"
     )
 
 

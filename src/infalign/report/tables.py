@@ -73,8 +73,9 @@ def differences(results: Numbers) -> dict[str, dict[str, str]]:
     rows: dict[str, dict[str, str]] = {}
     for first, other in combinations(results["policies"] if "pass_at_k" in results else (), 2):
         leads = {k: found["over"][other] for k, found in results["pass_at_k"][first].items()}
-        lead, spent = leads["1"], (f"{results['policies'][name]['kl']['mean']:.2g}" for name in (first, other))
-        at = f"not comparable: {' and '.join(spent)} nats" if lead is None else f"at {lead['kl']:.2g} nats"
+        lead, spent = leads["1"], [results["policies"][name]["kl"]["mean"] for name in (first, other)]
+        at = f"not comparable: {spent[0]:.2g} and {spent[1]:.2g} nats" if lead is None else f"at {lead['kl']:.2g} nats"
+        at = at if any(spent) else "both are the reference"
         rows[f"{first} − {other}, {at}"] = {k: "–" if e is None else gain(e) for k, e in leads.items()}
     return rows
 
