@@ -171,17 +171,17 @@ def _of_strength(recipe: Recipe, summary: Summary) -> Iterator[str]:
         return
     gain, learned = summary["gain"], summary["seen_gain"]["low"] > 0
     low, mean, high = (number(100 * gain[end], "+.1f") for end in ("low", "mean", "high"))
-    what, cure = (
-        "it learned nothing that gains",
-        "raise fit.epochs or rollout.prompts, or start from a better reference",
-    )
+    gained = f"on held-out prompts it gains {mean} points of {recipe.procedure.name} ({low} to {high})"
     if learned:
-        what = "what it learned does not carry over to new prompts"
-        cure = f"raise rollout.prompts ({recipe.rollout.prompts})"
-    yield (
-        f"{what}, so the reference is kept: on held-out prompts it gains {mean} points of {recipe.procedure.name} "
-        f"({low} to {high}); {cure}"
-    )
+        yield (
+            f"what it learned does not carry over to new prompts, so the reference is kept: {gained}; "
+            f"raise rollout.prompts ({recipe.rollout.prompts})"
+        )
+    else:
+        yield (
+            f"it learned nothing that gains, so the reference is kept: {gained}; "
+            "raise fit.epochs or rollout.prompts, or start from a better reference"
+        )
 
 
 def _of_kl(recipe: Recipe, record: Record) -> Iterator[str]:
