@@ -27,7 +27,8 @@ def test_a_signal_while_a_class_is_made_is_no_error_of_the_class() -> None:
 
 def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback() -> None:
     """The signal comes while the first library is imported, as it does within a second of the start."""
-    interrupt = "import os, signal, sys\nclass Slow:\n    def find_spec(self, name, path, target=None):\n"
+    interrupt = "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    interrupt += "class Slow:\n    def find_spec(self, name, path, target=None):\n"
     interrupt += "        name == 'cyclopts' and os.kill(os.getpid(), signal.SIGINT)\n"
     start = "sys.meta_path.insert(0, Slow())\nfrom infalign.__main__ import main\nmain()"
     done = subprocess.run([sys.executable, "-c", interrupt + start], capture_output=True, text=True, check=False)

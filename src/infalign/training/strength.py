@@ -19,7 +19,7 @@ from infalign.method.laws import Law
 from infalign.method.procedures import Served, distortion, is_extreme
 from infalign.training.offline_trainer import FittedPolicy, held_out_rollouts, seen_rollouts
 
-STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # tried in this order, up to the budget
+STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tried in this order, up to the budget
 MIN_EFFECTIVE_ROLLOUTS = 50.0  # fewer say nothing of a KL, which from 5 nats on they underestimate
 CLOSE = 1.05  # of the budget, at most
 LEAST_LOG_WEIGHT = -10.0  # beside the largest of a prompt's, so that products do not vanish
