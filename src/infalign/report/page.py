@@ -78,6 +78,8 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
             ]
             for section, found in pictures.items()
         }
+    of_kl, of_n = figures["kl"][len(results["judges"]) > 1 :], figures["n"] or figures["kl"]
+    lead = (figures["pass_at_k"] + of_kl)[:1] + of_n[:1]
     html = html_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
@@ -87,13 +89,14 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
         spoken=SPOKEN,
         differences=differences(results),
         right_or_wrong=evaluated.right_or_wrong,
+        checker_only=checker_only(evaluated, results),
         looks=looks,
         findings=sentences(against),
         verdict=verdict(results),
         ks=shown_ks(results),
         comparison=comparison_rows(results),
         figures=figures,
-        lead=(figures["pass_at_k"] + figures["kl"][len(results["judges"]) > 1 :])[:1] + figures["n"][:1],
+        lead=lead,
         results_json=_embedded(layout.results, "application/json"),
         budgets=budgets,
         about_budgets=about_budgets(budgets[0]) if budgets else [],
@@ -107,6 +110,11 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
     return {}
 
 
+def checker_only(evaluated: ScoredSamples, results: Numbers) -> bool:
+    """Return whether a checker is the only judge: pass@k then says what win rates would, and more."""
+    return evaluated.right_or_wrong and "pass_at_k" in results and len(results["judges"]) == 1
+
+
 def _embedded(path: Path, kind: str) -> str:
     """Return a file as a ``data:`` address, with which the page is whole wherever it is sent."""
     return f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}"
@@ -117,13 +125,14 @@ def _pictures(
 ) -> dict[str, list[Picture]]:
     judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
     curves = theory_curves(results, looks)
+    others = [] if checker_only(evaluated, results) else [Standard(), evaluated.rewind]
     return {
         "kl": [
             win_rate_by_kl(results, procedure, by, looks, curves)
-            for procedure in dict.fromkeys([evaluated.procedure, Standard(), evaluated.rewind])
+            for procedure in dict.fromkeys([evaluated.procedure, *others])
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],
-        "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
+        "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst") if others],
         "pass_at_k": [pass_at_k(results, looks)] if "pass_at_k" in results else [],
         "calibration": [] if evaluated.right_or_wrong else [reward_by_rank(reference_rewards(evaluated.layout))],
         "training": [
