@@ -42,7 +42,7 @@ from infalign.report.run_figures import (
     win_rate_by_n,
 )
 from infalign.report.scored_samples import ScoredSamples
-from infalign.report.tables import comparison_rows, differences, shown_ks
+from infalign.report.tables import checker_only, comparison_rows, differences, shown_ks
 from infalign.report.templates import html_template
 from infalign.report.verdict_text import SPOKEN, Numbers, verdict
 
@@ -89,7 +89,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
         spoken=SPOKEN,
         differences=differences(results),
         right_or_wrong=evaluated.right_or_wrong,
-        checker_only=checker_only(evaluated, results),
+        checker_only=checker_only(results),
         looks=looks,
         findings=sentences(against),
         verdict=verdict(results),
@@ -110,11 +110,6 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
     return {}
 
 
-def checker_only(evaluated: ScoredSamples, results: Numbers) -> bool:
-    """Return whether a checker is the only judge: pass@k then says what win rates would, and more."""
-    return evaluated.right_or_wrong and "pass_at_k" in results and len(results["judges"]) == 1
-
-
 def _embedded(path: Path, kind: str) -> str:
     """Return a file as a ``data:`` address, with which the page is whole wherever it is sent."""
     return f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}"
@@ -125,7 +120,7 @@ def _pictures(
 ) -> dict[str, list[Picture]]:
     judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
     curves = theory_curves(results, looks)
-    others = [] if checker_only(evaluated, results) else [Standard(), evaluated.rewind]
+    others = [] if checker_only(results) else [Standard(), evaluated.rewind]
     return {
         "kl": [
             win_rate_by_kl(results, procedure, by, looks, curves)

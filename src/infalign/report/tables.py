@@ -13,10 +13,28 @@ from infalign.report.verdict_text import Numbers, verdict
 def print_table(root: Path, console: Console) -> None:
     """Print a finished run: each policy by each judge, the comparison at one KL, verdict, ranks, report's path."""
     results = read_results(root)
-    procedure = results["procedure"]
     if "pass_at_k" in results:
         print_pass_at_k(results, console)
-    spent = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
+    if not checker_only(results):
+        print_win_rates(results, console)
+    for sentence in ("", *verdict(results)):
+        say(console, sentence, wrap=True)
+    say(console, f"\nReport: {root / 'report.html'}")
+
+
+def checker_only(results: Numbers) -> bool:
+    """Return whether a checker is the only judge: pass@k then says what win rates would, and more."""
+    return "pass_at_k" in results and results["judges"] == ["reward"] and results["truth"]["threshold"] is None
+
+
+def evaluated(results: Numbers) -> str:
+    """Return on what a run was evaluated."""
+    return f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
+
+
+def print_win_rates(results: Numbers, console: Console) -> None:
+    """Print each policy's win rates by each judge, and the comparison at one KL."""
+    procedure = results["procedure"]
     ways = dict.fromkeys((procedure, "standard"))
     table = plain_table("policy", "judged by", "KL, nats", *(f"{way}, %" for way in ways))
     for name, policy in results["policies"].items():
@@ -25,7 +43,7 @@ def print_table(root: Path, console: Console) -> None:
             served = (share(wins[way]) for way in ways)
             table.add_row(name if first else "", judge, amount(policy["kl"]) if first else "", *served)
         table.add_section()
-    heading(console, "Win rate against the reference, both served the same way", spent)
+    heading(console, "Win rate against the reference, both served the same way", evaluated(results))
     console.print(table)
     if rows := comparison_rows(results):
         matched = results["matched"]
@@ -41,13 +59,10 @@ def print_table(root: Path, console: Console) -> None:
         console.print(table)
         if any(row["down"] for row in rows):
             say(console, "* not bracketed: all its policies spent more; extrapolated down to this KL")
-    for sentence in ("", *verdict(results)):
-        say(console, sentence, wrap=True)
-    say(console, f"\nReport: {root / 'report.html'}")
 
 
 def print_pass_at_k(results: Numbers, console: Console) -> None:
-    """Print pass@k of each policy and of the reference."""
+    """Print KL and pass@k of each policy, and pass@k of the reference."""
     rates, ks = results["pass_at_k"], shown_ks(results)
     table = plain_table("policy", *(f"pass@{k}, %" for k in ks))
     for name, by_k in rates.items():
@@ -55,7 +70,11 @@ def print_pass_at_k(results: Numbers, console: Console) -> None:
     table.add_section()
     for pair, leads in differences(results).items():
         table.add_row(pair, *(leads[k] for k in ks))
-    heading(console, "How often one of k answers is right", f"by the {results['truth']['by']}")
+    spent = ", ".join(f"{name} {amount(policy['kl'])}" for name, policy in results["policies"].items())
+    about = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
+    heading(
+        console, f"How often one of k answers is right, by the {results['truth']['by']}", about, f"KL, nats: {spent}"
+    )
     console.print(table)
 
 
