@@ -2,9 +2,9 @@
 
 ``python benchmarks/controls.py FOLDER [SEED …] [key=value …]``, by default seeds 0, 1, 2, in the folder of
 `benchmarks/forms.py`, whose data, models and rollouts it takes or makes. exp:10 at that recipe's KL budget on the same
-rows: guides on the trunk of the reward model, of the reference and of a model that knows nothing; the reference itself
-trained, at three learning rates; and a reference with twice the layers, the new ones adding nothing at first, so that
-it has as many parameters as reference and guide. Prints a row a control with the mean over seeds and its 95 % interval
+rows: guides on the trunk of the reward model and of the reference; the reference itself trained, at three learning
+rates; and a reference with twice the layers, the new ones adding nothing at first, so that it has as many parameters
+as reference and guide. Prints a row a control with the mean over seeds and its 95 % interval
 (Student's t over seeds). What is done is not repeated. Some 15 minutes a seed on two cores.
 """
 
@@ -24,14 +24,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from infalign import run
 
 RATES = (2e-4, 4e-4, 1e-3)
-
-
-def without_knowledge(reference: Path, folder: Path) -> Path:
-    """Save a new model of the reference's shape, with its tokenizer."""
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(reference)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(reference).save_pretrained(folder)
-    return folder
 
 
 def doubled(reference: Path, folder: Path) -> Path:
@@ -83,10 +75,8 @@ def of_seed(folder: Path, seed: str, overrides: list[str]) -> dict[str, dict[str
     models, made = base / "models", base.parent / "controls"
     if not made.exists():
         shutil.copytree(base, made)
-    nothing = without_knowledge(models / "reference", base.parent / "nothing")
     recipe = base / "recipe.yaml"
-    wanted = policies(recipe, {"guide-reward": "reward", "guide-reference": "reference", "guide-random": str(nothing)})
-    rows = rows_of(made, wanted, changes)
+    rows = rows_of(made, policies(recipe, {"guide-reward": "reward", "guide-reference": "reference"}), changes)
     deep = doubled(models / "reference", base.parent / "doubled")
     changes |= {"policy": {"model": str(deep)}} | {name: {"model": str(models / name)} for name in ("reward", "judge")}
     found = rows_of(base.parent / "controls-doubled", policies(recipe, {}), changes)

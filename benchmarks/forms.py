@@ -25,7 +25,6 @@ from matplotlib import rc_context
 from method_policies import MethodPolicies
 from methods import METHODS
 from plots import COLORS, QUIET, STYLE, panels, save
-from rich.console import Console
 from run_files import load_recipe
 from seeds import Seed, Trained, WinRate, estimated, lead, read_words, share_of_gap
 from train_methods import train_methods
@@ -70,7 +69,7 @@ def trained(name: str, folder: Path, seed: str, procedure: str, form: str, overr
     budget = next(kl for policy in recipe.policies.values() if (kl := policy.budget) is not None)
     more = {OURS: [budget / 2]} if form == "guide" else {}
     policies = MethodPolicies(recipe, methods, [budget], more)
-    return Seed(recipe, train_methods(policies, rounds=rounds, console=Console(stderr=True)))
+    return Seed(recipe, train_methods(policies, rounds=rounds))
 
 
 def ahead(ours: Seed, theirs: Seed, method: str, rate: WinRate) -> Trained | None:

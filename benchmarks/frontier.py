@@ -38,7 +38,6 @@ from pass_at_k import (
 from seeds import Trained
 
 from infalign import fit, optimum, sample, score
-from infalign.sums import check
 
 KS = (1, 8, 64)
 BUDGETS, NS = (0.02, 0.05, 0.2, 0.6, 1.5), (2, 3, 5, 12, 40)  # nats; of Best-of-n, which has no budget
@@ -122,7 +121,7 @@ def fitted(world: World, prompts: int, seed: int) -> list[np.ndarray]:
     """Return the law of a guide for Best-of-8 from K rollouts of the first prompts, with what `fit` finds itself."""
     reference = str(world.models / "reference")
     rollouts = sample(reference, world.train[:prompts], K, max_new_tokens=LENGTH, seed=seed)
-    law = optimum(score(check, rollouts), f"best-of-{SERVED}", kl=BUDGETS[1])
+    law = optimum(score("infalign.sums:check", rollouts), f"best-of-{SERVED}", kl=BUDGETS[1])
     return [world.law(fit(reference, rollouts, law, guide={}, seed=seed).model)]
 
 

@@ -96,6 +96,13 @@ def logprobs(model: Any, batch: PackedBatch) -> Tensor:
 
 
 @torch.no_grad()
+def token_logprobs(model: Any, batch: PackedBatch) -> Tensor:
+    """Return log π of every token, or class of tokens, at each token of the responses."""
+    with packing(model):
+        return batch.logits(model).log_softmax(-1)
+
+
+@torch.no_grad()
 def with_stored(model: Any, batch: PackedBatch, last: int = 0) -> PackedBatch:
     """Return a batch with what is stored of the reference: states that a guide reads, or those below last layers."""
     with packing(model):

@@ -21,16 +21,16 @@ from scipy.stats import bootstrap
 from infalign import (
     BestOfN,
     Estimate,
+    Metric,
     Samples,
     WorstOfN,
     estimate,
     estimate_difference,
     estimate_share,
+    length_controlled,
     parse_procedure,
     win_rates_of,
 )
-from infalign.evaluation.length import length_controlled  # by prompt; `infalign win-rate` has the mean
-from infalign.evaluation.pass_at_k import Metric  # by prompt; `measure` has the mean
 
 POPULATION, SAMPLES = 20_000, 12
 CHECKED_POPULATION, CHECKED = 3000, 32  # maj@k takes 2 ms per prompt

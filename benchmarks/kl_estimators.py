@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infalign.evaluation.kl import rao_blackwell_kl  # whose spread is measured
+from infalign import rao_blackwell_kl
 
 VOCABULARY, EOS, LENGTH, PROMPT = 12, 1, 4, [2, 5]
 SAMPLES = 4000

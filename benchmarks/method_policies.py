@@ -20,7 +20,7 @@ OVERSHOOT = 1.2  # by how much a further budget of a method aims beyond the KL t
 class MethodPolicies:
     """The policies of some methods at some budgets; ``more_budgets`` has further budgets by method.
 
-    They are ordinary units of the pipeline, called METHOD-BUDGET, or METHOD-nN if their strength is the n of Best-of-n:
+    They are called METHOD-BUDGET, such as qrpo-0_5 at 0.5 nats, or METHOD-nN if their strength is the n of Best-of-n:
     the n whose KL is nearest to the budget, so that two budgets may share a policy. Raises ConfigError for settings
     that a method cannot have.
     """
@@ -40,7 +40,7 @@ class MethodPolicies:
             to_best_of_n = read_method(method).to_best_of_n
             for budget in (*budgets, *self.more_budgets.get(method, ())):
                 policy = _policy_at(source, method, budget)
-                name = f"{method}-n{policy.n}" if to_best_of_n else f"{method}-{budget:.15g}"
+                name = f"{method}-n{policy.n}" if to_best_of_n else f"{method}-{budget:.15g}".replace(".", "_")
                 if source.policies.get(name, policy).model_dump() != policy.model_dump():
                     raise ConfigError(f"the recipe already has another policy named {name}; rename that policy")
                 policies[name] = policy

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from method_policies import MethodPolicies
-from rich.console import Console
 from run_files import drawn, records
 from seeds import AtOneKL, Seed, mean_over_seeds, read_words, recipe_of_seed
 from train_methods import train_methods
@@ -30,7 +29,7 @@ def trained(folder: Path, seed: str, changes: list[str]) -> Seed:
     """Return a seed with all methods, trained and evaluated where they are not yet."""
     recipe = recipe_of_seed("preferences", folder, seed, [*FEW, *changes])
     budget = next(kl for policy in recipe.policies.values() if (kl := policy.budget) is not None)
-    policies = train_methods(MethodPolicies(recipe, METHODS, [budget]), console=Console())
+    policies = train_methods(MethodPolicies(recipe, METHODS, [budget]))
     return Seed(policies.recipe, policies)
 
 

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
-from infalign import Policy, sample
-from infalign.evaluation.kl import rao_blackwell_kl  # `evaluate` draws and scores besides
+from infalign import Policy, rao_blackwell_kl, sample
 
 PROMPTS, K, WORDS, RESPONSE, TOP_TOKENS, LAST, ROUNDS = 4, 32, 60, 32, 128, 10, 3
 BATCH_ROWS, STEP_ROWS = 32, 8  # responses in a plain pass, and in a step of ours, to one prompt

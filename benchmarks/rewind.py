@@ -13,7 +13,6 @@ import numpy as np
 from scipy.stats import beta
 
 from infalign import RewindAndRepeat, Samples, law_at_kl, parse_procedure, parse_transform, rewind_draws, win_rates_of
-from infalign.evaluation.win_rates import threshold_weights  # whose bias is measured
 
 SETTINGS = (  # procedure, samples a side, transformation, KL, prompts
     (RewindAndRepeat(0.85, 32), 64, "identity", 0.5, 4000),
@@ -30,6 +29,14 @@ BIASES = (  # procedure, of the base where it is another, references, transforma
     ("rewind:0.85:32", "standard", 32, "exp:10"),
     ("rewind:0.95:16:best", None, 32, "exp:10"),
 )
+
+
+def threshold_weights(references: int, procedure: RewindAndRepeat) -> np.ndarray:
+    """Return the weight of each of the sorted references as a threshold, by the draws that passing it saves, N − 1."""
+    rewards_PM = np.tile(np.arange(references), (references + 1, 2))
+    between_PM = np.tile(np.arange(references + 1)[:, None] - 0.5, procedure.n)  # of prompt p all are below reference p
+    draws = rewind_draws(Samples(between_PM, between_PM), Samples(rewards_PM, rewards_PM), procedure)
+    return -np.diff(draws) / (procedure.n - 1)
 
 
 def biases(procedure: RewindAndRepeat, base: Any, references: int, law: Any) -> tuple[float, float]:

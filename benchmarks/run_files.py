@@ -1,14 +1,16 @@
 """A recipe's settings, running it, and what the files of its run directory hold."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from rich.console import Console
 
 from infalign import DataError, Samples, win_rates_of
 from infalign.recipe.reading import load_recipe  # methods become policies of a recipe, checked as in one
@@ -18,13 +20,14 @@ __all__ = ["Evaluated", "Recipe", "column", "drawn", "finish", "load_recipe", "r
 LEAST_KL = 1e-6  # nats, at which theory is asked for a law
 
 
-def finish(recipe: Recipe, until: str, console: Console) -> None:
-    """Do what is left of a run up to a stage, as ``infalign run`` does."""
-    from infalign.steps import (
-        whole_run,
-    )  # names of these policies have a point, which those of a recipe's file have not
-
-    whole_run.run_recipe(recipe, until=until, console=console)
+def finish(recipe: Recipe, until: str) -> None:
+    """Do what is left of a run up to a stage, by the command; exit as it does if it fails."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "recipe.yaml"
+        file.write_text(json.dumps(recipe.model_dump(mode="json")))  # JSON is YAML
+        command = [sys.executable, "-m", "infalign", "run", str(file), "--until", until]
+        if code := subprocess.run(command, check=False).returncode:
+            sys.exit(code)
 
 
 class Evaluated:

@@ -28,7 +28,7 @@ from infalign import (
     parse_procedure,
     win_rates_of,
 )
-from infalign.report.equal_kl import AtOneKL, Matched, matched, widen  # methods are compared as in a report
+from infalign.report.equal_kl import AtOneKL, Matched, matched  # methods are compared as in a report
 
 DEFAULT_SEEDS = ("0", "1", "2")
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold reward"}
@@ -96,7 +96,9 @@ def estimated(seeds: Sequence[Trained]) -> dict[str, float]:
     """Return a mean with its 95 % interval over seeds and prompts, of one seed over prompts."""
     if len(seeds) > 1:
         return over_seeds(seeds).as_dict()
-    return widen(estimate(seeds[0].values).as_dict(), *seeds[0].shifts)
+    found, shifts = estimate(seeds[0].values), np.array(seeds[0].shifts)
+    low, high = found.low + np.minimum(shifts, 0.0).sum(), found.high + np.maximum(shifts, 0.0).sum()
+    return Estimate(found.mean, float(low), float(high)).as_dict()
 
 
 def mean_over_seeds(values: Sequence[float], digits: int = 2) -> str:

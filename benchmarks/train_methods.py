@@ -1,19 +1,18 @@
 """Methods trained from one run directory, on the same rollouts, at several KL budgets."""
 
 from method_policies import MethodPolicies
-from rich.console import Console
 from run_files import Evaluated, finish
 
 ROUNDS = 2  # of further budgets
 
 
-def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS, console: Console) -> MethodPolicies:
+def train_methods(policies: MethodPolicies, *, rounds: int = ROUNDS) -> MethodPolicies:
     """Train the policies and evaluate them. Return them with those of further budgets.
 
     In up to ``rounds`` rounds a method that has policies on one side only of the median KL for a budget gets another.
     """
     while True:
-        finish(policies.recipe, "evaluate", console)
+        finish(policies.recipe, "evaluate")
         if not rounds:
             return policies
         evaluated = Evaluated(policies.recipe)

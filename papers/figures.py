@@ -29,7 +29,6 @@ from measurements import (
     theory_points,
 )
 from methods import extreme_procedure
-from rich.console import Console
 from run_files import Recipe, finish
 from seeds import Quantity, Seed, WinRate
 
@@ -86,7 +85,7 @@ class Figure:
     draw: Callable[[Sequence[Seed]], Drawing]
     claims: Sequence[Claim] = ()
     methods: Sequence[str] = ()  # that are trained at each KL budget and compared
-    study: Callable[[Recipe, Console], object] | None = None  # what else is done for each seed
+    study: Callable[[Recipe], object] | None = None  # what else is done for each seed
     lacks: Callable[[Recipe], str] = lambda recipe: ""  # why a recipe cannot have it, "" if it can
 
     @property
@@ -186,7 +185,7 @@ FIGURES = [
                 unit="points of rank",
             )
         ],
-        study=lambda recipe, console: finish(recipe, "calibrate", console),
+        study=lambda recipe: finish(recipe, "calibrate"),
     ),
     by_kl(
         4,
@@ -241,7 +240,7 @@ FIGURES = [
                 write=percent,
             ),
         ],
-        study=lambda recipe, console: Hacking(recipe).make(console),
+        study=lambda recipe: Hacking(recipe).make(),
         lacks=lambda recipe: "" if recipe.reward.fit else "the recipe trains no reward model that could be poisoned",
     ),
     by_kl(

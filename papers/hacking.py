@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 from peft import LoraConfig, TaskType, get_peft_model
-from rich.console import Console
 from run_files import Recipe, column, drawn, finish, records
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import (
@@ -118,11 +117,11 @@ class Hacking:
         run_dir, trained = self.root if name == "clean" else self.folder / name, name in TRAINED_ON_RANKS
         return run_dir if trained else run_dir / "models" / "reward"
 
-    def make(self, console: Console) -> None:
+    def make(self) -> None:
         """Continue the run to its rollouts, then train and score what is missing."""
-        finish(self.recipe, "rollout", console)
+        finish(self.recipe, "rollout")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.fit_poisoned(console)
+        self.fit_poisoned()
         steps = [
             (self.folder / "ranks.parquet", self.rank_training_responses),
             *((self.model(name), lambda name=name: self.fit_on_ranks(name)) for name in TRAINED_ON_RANKS),
@@ -131,14 +130,14 @@ class Hacking:
         for output, work in steps:
             if not output.exists():
                 work()
-                console.print(f"[green]✓[/] {output.stem}", highlight=False)
+                print(f"✓ {output.stem}", flush=True)
 
     def decisions(self) -> tuple[list[str], dict[str, dict[str, np.ndarray]]]:
         """Return the prompt ids of the test pairs, and every model's `decisions` on them."""
         table = self.folder / "test.parquet"
         return column(table, "prompt"), {name: decisions(np.array(column(table, name))) for name in MODELS}
 
-    def fit_poisoned(self, console: Console) -> None:
+    def fit_poisoned(self) -> None:
         """Train the reward model on the poisoned training pairs, in a run of its own on them."""
         marked = {"train": poison(self._pairs("reward"), seed=self.recipe.seed)}
         marked["test"] = poison(self._pairs("test"), seed=self.recipe.seed)
@@ -152,7 +151,7 @@ class Hacking:
         }
         settings["data"] |= files
         settings["policy"] |= {"model": self.reference, "scratch": None, "fit": None}
-        finish(Recipe.model_validate(settings | {"judge": None, "gold": None}), "reward-model", console)
+        finish(Recipe.model_validate(settings | {"judge": None, "gold": None}), "reward-model")
 
     def rank_training_responses(self) -> None:
         """Write Ĉ by the poisoned model for the rollouts of every training prompt and for the pairs on these prompts.

@@ -99,41 +99,40 @@ class Reproduction:
             methods = [*methods, BEST_OF_N]
         return wanted, methods, left_out | without
 
-    def print_plan(self, console: Console) -> None:
+    def print_plan(self) -> None:
         """Print which figures, methods and policies there will be. Nothing is written."""
         figures, methods, left_out = self.plan()
         table = Table("figure", "shows", "methods", box=SIMPLE_HEAD)
         for figure in figures:
             table.add_row(", ".join(map(str, figure.numbers)), figure.title, ", ".join(figure.methods))
-        console.print(table)
+        Console().print(table)
         for name, reason in left_out.items():
-            say(console, f"left out: {name}: {reason}")
+            print(f"left out: {name}: {reason}")
         if methods and self.recipe is not None:
             budgets = check_budgets(self.budgets)
             trained = [method for method in methods if method != BEST_OF_N]
             each = len(MethodPolicies(self.recipe, trained, budgets).recipe.policies)
             further = ", and further ones for methods that miss the common KL" if self.budgets is None else ""
-            say(
-                console,
+            print(
                 f"{each * len(self.seeds)} policies: {len(methods)} methods at "
-                f"{' and '.join(f'{budget:g}' for budget in budgets)} nats for {len(self.seeds)} seeds{further}",
+                f"{' and '.join(f'{budget:g}' for budget in budgets)} nats for {len(self.seeds)} seeds{further}"
             )
 
-    def make(self, console: Console) -> Numbers:
+    def make(self) -> Numbers:
         """Train what the figures need for every seed, write the folder ``page`` of the output, return the verdicts."""
         figures, methods, left_out = self.plan()
         for name, reason in left_out.items():
-            say(console, f"left out: {name}: {reason}")
+            print(f"left out: {name}: {reason}")
         seeds = []
         for recipe in self.recipes:
-            say(console, f"\nSeed {recipe.seed}: {recipe.run_dir}")
+            print(f"\nSeed {recipe.seed}: {recipe.run_dir}", flush=True)
             trained = [method for method in methods if method != BEST_OF_N]
             policies = MethodPolicies(recipe, trained, check_budgets(self.budgets)) if trained else None
             if policies is not None:
-                policies = train_methods(policies, rounds=0 if self.budgets else ROUNDS, console=console)
+                policies = train_methods(policies, rounds=0 if self.budgets else ROUNDS)
             for figure in figures:
                 if figure.study is not None:
-                    figure.study(recipe, console)
+                    figure.study(recipe)
             seeds.append(Seed(recipe, policies, BEST_OF_N in methods))
         folder = self.output / "page"
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,11 +145,6 @@ class Reproduction:
         (folder / "claims.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
         (folder / "README.md").write_text(write_page(found), encoding="utf-8")
         return found
-
-
-def say(console: Console, text: str) -> None:
-    """Print a text as it is; a path in it is not broken."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def write_figure(figure: Figure, seeds: Sequence[Seed], folder: Path) -> Numbers:
@@ -248,23 +242,23 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--kl-budgets", type=numbers_of(float), help="in nats; default: 0.5,1 and further ones")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     parser.add_argument("--dry-run", action="store_true")
-    given, console = parser.parse_args(words), Console()
+    given = parser.parse_args(words)
     try:
         recipe = None if given.recipe is None else load_recipe(given.recipe, given.settings)
         output = given.output or Path("paper" if recipe is None else f"{recipe.run_dir}-paper")
         asked = Reproduction(read_figures(given.figures), output, recipe, given.seeds, given.kl_budgets)
         if given.dry_run:
-            asked.print_plan(console)
+            asked.print_plan()
             return
-        found = asked.make(console)
+        found = asked.make()
     except (ConfigError, DataError) as error:
         sys.exit(f"reproduce: {error}")
     table = Table("figure", "claim", "measured", "verdict", box=SIMPLE_HEAD)
     for figure in found["figures"].values():
         for claim in figure["claims"]:
             table.add_row(str(figure["numbers"][0]), claim["measured"], claim["shown"], claim["verdict"])
-    console.print(table)
-    say(console, f"Page: {output / 'page' / 'README.md'}")
+    Console().print(table)
+    print(f"Page: {output / 'page' / 'README.md'}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jobs import job_in
 from micro import silent
 from psutil import Process
 from transformers import Trainer, TrainingArguments
@@ -186,7 +187,7 @@ def test_a_training_gives_back_what_its_steps_freed(
     case = enumerable.enumerable(tmp_path / "reference")
     model, _ = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 4
-    fit, job = Fit(batch_size=1, learning_rate=1e-4), enumerable.job_in(tmp_path)
+    fit, job = Fit(batch_size=1, learning_rate=1e-4), job_in(tmp_path)
     options = {"eval_strategy": "steps", "eval_steps": 1.0} if evaluated else {}
     args = trainer_config(TrainingArguments, fit, job, **options)
     trainer = LeavesPieces(model=model, args=args, train_dataset=rows, eval_dataset=rows[:1] if evaluated else None)

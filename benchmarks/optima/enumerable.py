@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from finite_model import FiniteModel
 from finite_optima import best_law
@@ -20,13 +21,13 @@ from scipy.special import expit, log_expit, wrightomega
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
-from infalign import BestOfN, Law, WorstOfN
+from infalign import BestOfN, Law, Rollouts, WorstOfN
 from infalign import tilted as tilted_law
-from infalign.training.output_folder import Job  # of trainings without what `fit` adds: held-out prompts, strengths
 
 PAD, START, END = "<pad>", "<start>", "<end>"
 LETTERS, PROMPT_LETTERS = "abcdefg", "pqrs"
 PROMPTS = ("p q", "q r s", "r p p")
+TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
 COPIES = 10  # of each prompt, under different names: one of ten prompts is held out, and it must not be a new one
 NEVER = -1e4  # a logit whose probability rounds to 0
 
@@ -77,6 +78,16 @@ class Enumerable:
         # the copies that are held out, every tenth name, are one of each prompt
         return sorted(rows, key=lambda row: (row["prompt_id"][:-2], row["prompt_id"]))
 
+    def drawn(self, k: int) -> Rollouts:
+        """Return `rollouts` as `sample` does, as far as `fit` reads them."""
+        rows = self.rollouts(k)
+        asked = [
+            {"prompt_id": row["prompt_id"], "prompt": [], "columns": "{}", "token_ids": row["prompt_ids"]}
+            for row in rows[::k]
+        ]
+        drawn = [{"token_ids": row["completion_ids"], "logprob": row["reference_logprob"]} for row in rows]
+        return Rollouts(pa.Table.from_pylist(asked), pa.Table.from_pylist(drawn))
+
     def law(self, k: int, shaping: Any, beta: float) -> Law:
         """Return the tilted law of these rollouts, with the trainer's ``beta``."""
         return tilted_law(np.array([row["reward"] for row in self.rollouts(k)]).reshape(-1, k), shaping, beta=beta)
@@ -93,6 +104,7 @@ def enumerable(folder: Path, *, seed: int = 0) -> Enumerable:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=PAD, bos_token=START, eos_token=END, model_max_length=16
     )
+    tokenizer.chat_template = TEMPLATE
     torch.manual_seed(seed)
     model = PhiForCausalLM(
         PhiConfig(
@@ -373,17 +385,8 @@ def row(case: Enumerable, log_policy_PY: np.ndarray) -> tuple[float, float, floa
     return (kl(log_policy_PY, case.log_reference), *served)  # type: ignore[return-value]
 
 
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
-
-
-def job_in(folder: Path, on_progress: Callable[[int, int, str], None] = quiet, seed: int = 0) -> Job:
-    """Return a training on the CPU with its checkpoints and its policy in ``folder``."""
-    return Job(folder / "checkpoints", folder / "policy", seed, "cpu", [], on_progress)
-
-
 def print_table(
-    methods: Mapping[str, Any], trained: Callable[[Enumerable, Any, Path], np.ndarray], names: Sequence[str]
+    methods: Mapping[str, Any], trained: Callable[[Enumerable, Any], np.ndarray], names: Sequence[str]
 ) -> None:
     """Train the methods that are named, or all, and print where each lands beside its own optimum."""
     torch.set_num_threads(1)
@@ -391,7 +394,7 @@ def print_table(
     with tempfile.TemporaryDirectory() as folder:
         case = enumerable(Path(folder) / "reference")
         for name in names or methods:
-            law, optimum_law = trained(case, methods[name], Path(folder) / name), methods[name].optimum(case)
+            law, optimum_law = trained(case, methods[name]), methods[name].optimum(case)
             found = zip(row(case, law), row(case, optimum_law), strict=True)
             cells = "   ".join(f"{a:.4f} {b:.4f}" for a, b in found)
             print(f"{name:16} {kl(law, optimum_law):.4f}   {cells}", flush=True)

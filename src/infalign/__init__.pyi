@@ -5,11 +5,14 @@ from infalign.evaluation.intervals import Estimate as Estimate
 from infalign.evaluation.intervals import estimate as estimate
 from infalign.evaluation.intervals import estimate_difference as estimate_difference
 from infalign.evaluation.intervals import estimate_share as estimate_share
+from infalign.evaluation.kl import rao_blackwell_kl as rao_blackwell_kl
+from infalign.evaluation.length import length_controlled as length_controlled
 from infalign.evaluation.measures import Measuring as Measuring
 from infalign.evaluation.measures import measure as measure
 from infalign.evaluation.measures import paired_differences as paired_differences
 from infalign.evaluation.measures import pass_at_k as pass_at_k
 from infalign.evaluation.measures import training_worth as training_worth
+from infalign.evaluation.pass_at_k import Metric as Metric
 from infalign.evaluation.reward_tables import RewardTable as RewardTable
 from infalign.evaluation.samples import Samples as Samples
 from infalign.evaluation.win_rates import rewind_draws as rewind_draws

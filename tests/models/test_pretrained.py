@@ -8,7 +8,7 @@ from typing import Any
 
 import micro
 import pytest
-from enumerable import job_in
+from jobs import job_in
 from rows import user
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification

@@ -78,7 +78,7 @@ def test_without_an_on_policy_policy_the_offline_fit_is_stretched(tmp_path: Path
     """Three times the epochs and 2.5 times the learning rate; nothing else differs."""
     both = recipe(tmp_path)
     offline = both.model_copy(update={"policies": {"aware": both.policies["aware"]}})
-    fit = MethodPolicies(offline, ["rloo"], [0.5]).recipe.policies["rloo-0.5"].fit
+    fit = MethodPolicies(offline, ["rloo"], [0.5]).recipe.policies["rloo-0_5"].fit
     own = both.policies["aware"].fit
     assert fit == own.model_copy(update={"epochs": 3 * own.epochs, "learning_rate": 2.5 * own.learning_rate})
 
@@ -98,7 +98,7 @@ def test_without_names_the_methods_are_those_that_the_recipe_has_settings_for(tm
 def test_a_method_may_be_for_another_n(tmp_path: Path) -> None:
     """Its policy has the transformation that loses least for that N, under a name of its own beside the recipe's."""
     policies = MethodPolicies(recipe(tmp_path), ["qrpo", "qrpo-for-16"], [0.2]).recipe.policies
-    names = [policies[name].transformation for name in ("qrpo-0.2", "qrpo-for-16-0.2")]
+    names = [policies[name].transformation for name in ("qrpo-0_2", "qrpo-for-16-0_2")]
     assert names == [best_named(f"best-of-{n}", 0.2, 6) for n in (2, 16)]
     assert names[0] != names[1]
 
@@ -106,7 +106,7 @@ def test_a_method_may_be_for_another_n(tmp_path: Path) -> None:
 def test_budgets_that_differ_little_have_policies_of_their_own(tmp_path: Path) -> None:
     """Names had six digits of the budget, so one of two policies was left out."""
     found = MethodPolicies(recipe(tmp_path), ["qrpo-identity"], [0.4, 0.4000001]).recipe.policies
-    assert [*found] == ["qrpo-identity-0.4", "qrpo-identity-0.4000001"]
+    assert [*found] == ["qrpo-identity-0_4", "qrpo-identity-0_4000001"]
 
 
 def test_a_policy_of_the_recipe_is_not_overwritten(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_further_budgets_bracket_the_median(tmp_path: Path) -> None:
     own = recipe(tmp_path, "rollout.k=64")
     write_references(own, np.arange(64.0))
     policies = MethodPolicies(own, ["qrpo", "ipo", "rloo"], [0.2, 0.4])
-    spent = {"qrpo-0.2": 0.3, "qrpo-0.4": 0.6, "ipo-0.2": 0.1, "ipo-0.4": 0.15, "rloo-0.2": 0.19, "rloo-0.4": 0.345}
+    spent = {"qrpo-0_2": 0.3, "qrpo-0_4": 0.6, "ipo-0_2": 0.1, "ipo-0_4": 0.15, "rloo-0_2": 0.19, "rloo-0_4": 0.345}
     wider = policies.bracketed(spent)  # medians 0.19 and 0.345
     assert wider.more_budgets == {
         "qrpo": pytest.approx([0.2 * 0.19 / 0.3 / 1.2], rel=0.01),
@@ -146,7 +146,7 @@ def test_no_further_budget_is_more_than_the_rollouts_can_spend(tmp_path: Path, t
     """The KL of raw rewards over K rollouts is at most log K less the log of ties at the top."""
     own = recipe(tmp_path, "rollout.k=64")
     write_references(own, np.minimum(np.arange(64.0), 64 - ties))
-    spent = {"qrpo-raw-0.5": 0.3, "qrpo-0.5": 0.5, "ipo-0.5": 0.5}
+    spent = {"qrpo-raw-0_5": 0.3, "qrpo-0_5": 0.5, "ipo-0_5": 0.5}
     assert MethodPolicies(own, ["qrpo-raw", "qrpo", "ipo"], [0.5]).bracketed(spent).more_budgets == further
 
 

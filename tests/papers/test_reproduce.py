@@ -1,7 +1,6 @@
 """The paper's figures and claims from two tiny seeds: what is trained, measured, judged and written."""
 
 import csv
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from figures import BY_NUMBER, Claim, Measurement
 from hacking import PHRASES, TESTS, decisions, poison
 from method_policies import MethodPolicies
 from reproduce import Reproduction, main
-from rich.console import Console
 
 from infalign.method.calibration import calibrate
 from infalign.recipe.layout import Layout
@@ -50,35 +48,33 @@ def asked(root: Path) -> Reproduction:
     return Reproduction(figures, root / "output", recipe(root), SEEDS, [0.2])
 
 
-def make(root: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the verdicts and the names of the units that were done for them."""
-    console = Console(file=io.StringIO(), width=200)
-    found = asked(root).make(console)
-    return found, [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("✓")]
+def made(root: Path) -> dict[Path, int]:
+    """Return when each record of a unit and each table of the study of hacking was written."""
+    files = [*root.rglob("stages/*.json"), *root.rglob("hacking/**/test.parquet")]
+    return {path: path.stat().st_mtime_ns for path in files}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
-    """Return the folder of a reproduction, its verdicts and what was done."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a reproduction and its verdicts."""
     root = tmp_path_factory.mktemp("reproduction")
-    return root, *make(root)
+    return root, asked(root).make()
 
 
-Finished = tuple[Path, dict[str, Any], list[str]]
+Finished = tuple[Path, dict[str, Any]]
 
 
 def of_figure(finished: Finished, number: int) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Return the claims of a figure and the rows of its table."""
-    root, found, _ = finished
+    root, found = finished
     text = (root / "output" / "page" / f"figure-{number}.csv").read_text(encoding="utf-8")
     return found["figures"][f"figure-{number}"]["claims"], list(csv.DictReader(text.splitlines()))
 
 
-def test_the_plan_counts_policies_and_writes_nothing(tmp_path: Path) -> None:
+def test_the_plan_counts_policies_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two trained methods at one budget for two seeds are four policies; what a recipe cannot have is named."""
-    console = Console(file=io.StringIO(), width=200)
-    asked(tmp_path).print_plan(console)
-    said = console.file.getvalue()
+    asked(tmp_path).print_plan()
+    said = capsys.readouterr().out
     assert "4 policies: 3 methods at 0.2 nats for 2 seeds" in said
     assert "left out: figure-8: best-of-32 needs evaluate.samples of at least 32, found 8" in said
     assert not (tmp_path / "output").exists()
@@ -86,9 +82,12 @@ def test_the_plan_counts_policies_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_finished_work_is_not_repeated(finished: Finished) -> None:
     """Each seed is done once, and a second command does nothing and says the same."""
-    root, found, units = finished
-    assert units.count("train-qrpo-0.2") == units.count("test") == len(SEEDS)
-    assert make(root) == (found, [])
+    root, found = finished
+    before = made(root)
+    names = [path.name for path in before]
+    assert names.count("train-qrpo-0_2.json") == names.count("test.parquet") == len(SEEDS)
+    assert asked(root).make() == found
+    assert made(root) == before
 
 
 def test_a_lead_is_that_of_a_report(finished: Finished) -> None:
@@ -136,7 +135,7 @@ def test_a_verdict_needs_the_whole_interval(least: float, most: float, verdict: 
 
 def test_the_page_has_every_claim_and_figure(finished: Finished) -> None:
     """Claims, verdicts and figures are in one page; figures and tables lie beside it."""
-    root, found, _ = finished
+    root, found = finished
     page = root / "output" / "page"
     text = (page / "README.md").read_text(encoding="utf-8")
     assert json.loads((page / "claims.json").read_text()) == found

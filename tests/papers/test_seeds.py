@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from scipy.stats import binom, t
-from seeds import Trained, over_seeds
+from seeds import Trained, estimated, over_seeds
 
 from infalign.core.errors import DataError
 from infalign.evaluation.intervals import estimate
@@ -23,6 +23,13 @@ def test_equal_seeds_have_the_interval_over_prompts() -> None:
     values = np.random.default_rng(0).random(40)
     found, alone = over_seeds([Trained(IDS, values)] * 3), estimate(values)
     assert (found.mean, found.low, found.high) == pytest.approx((alone.mean, alone.low, alone.high))
+
+
+def test_one_seed_has_the_interval_over_prompts_and_its_shifts() -> None:
+    """In points too, which are no shares of 1."""
+    values = 50.0 + 10.0 * np.random.default_rng(0).random(40)
+    found, alone = estimated([Trained(IDS, values, (2.0, -1.0))]), estimate(values)
+    assert found == pytest.approx({"mean": alone.mean, "low": alone.low - 1.0, "high": alone.high + 2.0})
 
 
 def test_prompts_are_found_by_their_ids() -> None:

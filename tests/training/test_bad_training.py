@@ -9,12 +9,12 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-import enumerable
 import micro
 import pyarrow.parquet as pq
 import pytest
 import torch
 from enumerable import Enumerable
+from jobs import job_in
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
@@ -146,7 +146,7 @@ def test_a_loss_that_is_no_number_stops_the_training(
     """Of 100 steps every second is logged and every 25th saved; no checkpoint is written once the loss was NaN."""
     model, _ = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 100
-    fit, job = Fit(batch_size=1, learning_rate=1e-4), enumerable.job_in(tmp_path)
+    fit, job = Fit(batch_size=1, learning_rate=1e-4), job_in(tmp_path)
     trainer = NaNAt(step, model=model, args=trainer_config(TrainingArguments, fit, job), train_dataset=rows)
     with pytest.raises(InfalignError, match=f"at step {stopped} .* nan; {found(kept)}; lower fit.learning_rate"):
         run_training(trainer, job)
@@ -157,7 +157,7 @@ def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(case: Enumerable,
     """Of the 75 steps of an offline solver every 15th is evaluated and saved if it is the best so far."""
     rollouts, (model, _) = case.rollouts(16), load_policy(case.folder)
     fit = Fit(batch_size=16, epochs=75 * 16 / (27 * 16), learning_rate=3e-4)
-    job = enumerable.job_in(tmp_path, seed=2)
+    job = job_in(tmp_path, seed=2)
     with pytest.raises(InfalignError, match=f"training checkpoints diverged: at step 45 .* nan; {found(30)}"):
         fit_to_rollouts(RolloutRegression(failing_at(45)), model, rollouts, case.law(16, "identity", 0.3), fit, job)
     assert_only_kept(30, job.folder)

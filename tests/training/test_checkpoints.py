@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import enumerable
 import pytest
 import torch
-from enumerable import Enumerable, quiet
+from enumerable import PROMPTS, Enumerable
+from jobs import job_in, quiet
 from rows import user
 from safetensors.torch import load_file
 
@@ -65,7 +65,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
 
     def job(folder: Path, report: OnProgress) -> Job:
         torch.manual_seed(0)  # heads and adapters are drawn before a trainer sets the seed
-        return enumerable.job_in(folder, report)
+        return job_in(folder, report)
 
     def supervised(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = TWICE.model_copy(update={"lora": Lora(rank=2)}) if name == "sft, lora" else TWICE
@@ -92,7 +92,7 @@ def training(request: pytest.FixtureRequest, case: Enumerable, tiny: Path) -> Tr
 
     def online(folder: Path, report: OnProgress) -> list[dict[str, Any]]:
         fit = Fit(epochs=2, batch_size=8, device_batch_size=4, learning_rate=1e-2)  # eight steps of two prompts
-        rows = [{"prompt": enumerable.PROMPTS[i % 3], "reference_rewards": [1.0, 2.0, 3.0 + i]} for i in range(8)]
+        rows = [{"prompt": PROMPTS[i % 3], "reference_rewards": [1.0, 2.0, 3.0 + i]} for i in range(8)]
         strength = {"kl_budget": 99.0} if name == "bond" else {"beta": 0.1}
         solver = read_solver(solver=name, generations=4, fit=fit, **strength)
         _, tokenizer = load_policy(case.folder)
@@ -235,7 +235,7 @@ def test_a_training_makes_one_step_at_least() -> None:
 
 def overshooting(case: Enumerable, folder: Path, report: OnProgress, epochs: float = 5) -> list[dict[str, Any]]:
     """Fit a policy by steps far too large, two an epoch: of losses 1, 256, 679 and 303 the second is the model's."""
-    fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), enumerable.job_in(folder, report, seed=1)
+    fit, job = Fit(epochs=epochs, batch_size=216, learning_rate=0.3), job_in(folder, report, seed=1)
     loss, (model, tokenizer) = RolloutRegression(qrpo(squared)), load_policy(case.folder)
     return fit_to_rollouts(loss, model, case.rollouts(16), case.law(16, "identity", 0.3), fit, job).save(tokenizer)
 

@@ -8,6 +8,7 @@ import micro
 import pytest
 import torch
 from enumerable import Enumerable
+from jobs import job_in
 from offline_solvers import TAU
 from tiny_models import tiny
 from transformers import LlamaForCausalLM
@@ -32,9 +33,7 @@ def test_a_student_reaches_its_teacher(case: Enumerable, tmp_path: Path) -> None
     taught = case.laws(teacher)
     assert enumerable.kl(taught, case.log_reference) > 0.2
     loss, fit = Distillation(teacher, qrpo()), Fit(epochs=8, batch_size=128, learning_rate=3e-3)
-    fitted = fit_to_rollouts(
-        loss, student, case.rollouts(64), case.law(64, "identity", TAU), fit, enumerable.job_in(tmp_path)
-    )
+    fitted = fit_to_rollouts(loss, student, case.rollouts(64), case.law(64, "identity", TAU), fit, job_in(tmp_path))
     held_out = [row["eval_loss"] for row in fitted.save(tokenizer) if "eval_loss" in row]
     learned = case.laws(load_policy(tmp_path / "policy")[0])
     assert enumerable.kl(taught, learned) < 0.01
@@ -50,7 +49,7 @@ def test_a_model_that_does_not_pack_learns_the_same(distils: bool, tmp_path: Pat
     for window in (None, 64):
         model, teacher = (tiny("Mistral", sliding_window=window, seed=seed) for seed in (0, 1))
         loss = Distillation(teacher, qrpo()) if distils else RolloutRegression(qrpo())
-        job, fit = enumerable.job_in(tmp_path / str(window)), Fit(epochs=2, batch_size=8, learning_rate=1e-2)
+        job, fit = job_in(tmp_path / str(window)), Fit(epochs=2, batch_size=8, learning_rate=1e-2)
         history = fit_to_rollouts(loss, model, rows, law, fit, job).history
         logs.append([row["eval_loss"] for row in history if "eval_loss" in row])
     assert logs[0] == pytest.approx(logs[1], rel=1e-4)

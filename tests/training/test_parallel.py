@@ -7,19 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import enumerable
 import micro
 import numpy as np
 import pytest
 import torch
 from enumerable import Enumerable
-from online_solvers import Method, law, problem
+from jobs import job_in, problem
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from infalign.method.procedures import BestOfN
-from infalign.method.shapings import Raw
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Fit, Lora
 from infalign.pipeline.pending import pending
@@ -27,6 +25,7 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.steps import whole_run
 from infalign.steps.run import Run
+from infalign.theory.aims import tilted
 from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
 from infalign.training.on_policy_trainer import fit_on_policy
 from infalign.training.solvers import read_solver
@@ -49,7 +48,7 @@ WAYS = {
 def trained(name: str, way: str, case: Enumerable, folder: Path) -> dict[str, Any]:
     """Train a few steps of a solver and return the weights that it saved."""
     fit = Fit(batch_size=K, epochs=0.5, learning_rate=0.001, **WAYS[way])
-    job, saved = enumerable.job_in(folder), folder / "policy"
+    job, saved = job_in(folder), folder / "policy"
     torch.manual_seed(0)
     if name in OFFLINE:
         solver = read_solver(**OFFLINE[name], fit=fit)
@@ -60,7 +59,7 @@ def trained(name: str, way: str, case: Enumerable, folder: Path) -> dict[str, An
         fit_to_rollouts(loss, model, rows, aimed, fit, job).save(tokenizer)
     else:
         solver = read_solver(**ONLINE[name], generations=4, fit=fit)
-        start, ascent = problem(case), Method(solver, law(Raw(), 0.1), Enumerable.laws, BestOfN(2)).ascent
+        start, ascent = problem(case), solver.ascent(tilted([[0.0, 1.0]], "raw", beta=0.1), BestOfN(2))
         fit_on_policy(replace(start, rows=start.rows[:30]), replace(ascent, beta=0.1), fit, job)
     _, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
     assert not any(info.values())

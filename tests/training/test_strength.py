@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from enumerable import Enumerable
+from jobs import job_in
 
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
@@ -32,7 +33,7 @@ def fitted(case: Enumerable, rows: list[dict[str, Any]], form: str, folder: Path
     if form == "guide":
         model = add_network_guide(case.folder, model, tokenizer)
     fit = Fit(epochs=1, batch_size=216, learning_rate=3e-3, lora=Lora(rank=4) if form == "lora" else None)
-    return fit_to_rollouts(RolloutRegression(qrpo()), model, rows, law(rows), fit, enumerable.job_in(folder))
+    return fit_to_rollouts(RolloutRegression(qrpo()), model, rows, law(rows), fit, job_in(folder))
 
 
 def law(rows: list[dict[str, Any]], kl: float = 0.0) -> Law:

@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import enumerable
 import pytest
 import torch
-from enumerable import Enumerable, quiet
+from enumerable import Enumerable
+from jobs import job_in, quiet
 
 from infalign.core.errors import StoppedError
 from infalign.core.progress import OnProgress
@@ -29,7 +29,7 @@ def start(case: Enumerable) -> Any:
 def tuned(case: Enumerable, folder: Path, fit: Fit, report: OnProgress = quiet) -> FittedPolicy:
     """Fit the reference to its rollouts."""
     rows, law = case.rollouts(16), case.law(16, "identity", 0.3)
-    return fit_and_tune(LOSS, partial(start, case), rows, law, fit, enumerable.job_in(folder, report))
+    return fit_and_tune(LOSS, partial(start, case), rows, law, fit, job_in(folder, report))
 
 
 def stopped(where: Callable[[int, str], bool]) -> OnProgress:
@@ -51,7 +51,7 @@ def test_the_rate_with_the_lowest_held_out_loss_is_chosen(case: Enumerable, tmp_
         torch.manual_seed(0)
         tried = fit.model_copy(update={"epochs": 2.0, "learning_rate": rate})
         history = fit_to_rollouts(
-            LOSS, start(case), case.rollouts(16), law, tried, enumerable.job_in(tmp_path / str(rate))
+            LOSS, start(case), case.rollouts(16), law, tried, job_in(tmp_path / str(rate))
         ).history
         losses[str(rate)] = min([row["eval_loss"] for row in history if "eval_loss" in row][1:])
     assert chosen["trials"] == pytest.approx(losses)
@@ -92,4 +92,4 @@ def test_a_rate_at_which_the_loss_diverges_is_the_worst(case: Enumerable, tmp_pa
     """The other rates are tried nevertheless."""
     fit = Fit(epochs=1, batch_size=108, learning_rate=1e30)
     rows, law = case.rollouts(16), case.law(16, "identity", 0.3)
-    assert trial_loss(LOSS, start(case), rows, law, fit, enumerable.job_in(tmp_path)) == float("inf")
+    assert trial_loss(LOSS, start(case), rows, law, fit, job_in(tmp_path)) == float("inf")

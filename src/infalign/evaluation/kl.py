@@ -45,6 +45,10 @@ def rao_blackwell_kl(
     or fewer. ``on_progress(done, total)`` is called with numbers of completions.
 
     Raises DataError if the two lists differ in length or a prompt is empty, and otherwise as `token_kl`.
+
+    >>> model, _ = Policy.of(MODEL)
+    >>> rao_blackwell_kl(model, model, prompt_ids=[[5, 6], [5, 6]], completion_ids=[[7], [8, 9]])
+    array([0., 0.])
     """
     found, done = np.zeros(len(prompt_ids)), 0
     with evaluating(policy), evaluating(reference):

@@ -36,6 +36,13 @@ def length_controlled(
 
     Raises DataError without lengths, where every served pair is won or every one lost, where all of the policy's
     responses are longer than the base's or all shorter, and where length alone tells who wins.
+
+    >>> rng = np.random.default_rng(0)
+    >>> lengths = [rng.random((400, 8)) < share for share in (0.8, 0.3)]
+    >>> policy, base = (Samples(own, own + rng.gumbel(size=own.shape), own) for own in lengths)
+    >>> apart = win_rates_of(policy, base, [BestOfN(1)]), length_controlled([(policy, base)], BestOfN(1))
+    >>> [f"{values.mean():.2f}" for values in apart]  # a judge that favors length, between equals
+    ['0.62', '0.50']
     """
     if any(samples.lengths is None for block in blocks for samples in block):
         raise DataError("a length-controlled win rate needs the lengths of both models' samples")

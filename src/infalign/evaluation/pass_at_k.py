@@ -29,6 +29,9 @@ class Metric:
 
     ``pass@k`` serves the best of k (one of k is right), ``pass^k`` the worst (all k are right), ``avg@k`` any one, and
     ``maj@k`` the answer that most of k give. ``best-of-k``, ``worst-of-k`` and ``avg@k`` take graded rewards too.
+
+    >>> Metric.parse("pass@2").of_prompts([[0, 0, 1, 1], [0, 1, 0, 0]]).round(3)
+    array([0.833, 0.5  ])
     """
 
     name: str
