@@ -1,0 +1,181 @@
+"""What KL costs elsewhere: a real model is trained on one task, and measured on five things that nobody trained.
+
+``INFALIGN_DATA=… python benchmarks/forgetting.py FOLDER SEED SEED … [key=value …]``
+
+Plain LoRA adapters of SmolLM2-135M-Instruct on the recipe `smollm2-letters`: for pass@8, as ordinary RLHF, and by
+fine-tuning on the best of n (`POLICIES`), each trained for its KL and as the run saves it. On the task: KL, pass@1 and
+pass@8. Elsewhere: pass@1 in `TASKS` of reasoning-gym, with examples; the log-likelihood of the replies of dialogues,
+in nats per token; KL and length of replies to the first turns of others. All as differences to the reference.
+INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.jsonl.gz``. Printed: means over seeds
+with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
+seeds. ``FOLDER/forgetting.png`` shows the losses over the gain. What is done is not repeated. Further words are
+settings, such as compute.processes=1. Not timed; estimated: seven hours of an idle core per seed.
+"""
+
+import gzip
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from candidates import LONGEST, REFERENCE, check, rows_of
+from letters import RECIPE
+from matplotlib import rc_context
+from pass_at_k import SERVED, train_offline
+from plots import INK, LOOKS, STYLE, panels, save
+from run_files import test_prompts
+from scipy.stats import spearmanr
+from seeds import mean_over_seeds, read_words
+
+from infalign import Policy, evaluate
+
+BUDGETS, NS = (0.05, 0.2, 0.6, 1.5), (2, 4, 12, 30)  # nats; of Best-of-n, which has no budget
+FIT = "fit: {lora: {rank: 16}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1}"
+POLICIES = {
+    **{f"aware-{100 * kl:.0f}": f"{{transform: optimal, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
+    **{f"ordinary-{100 * kl:.0f}": f"{{transform: raw, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
+    **{f"best-of-n-{n}": f"{{solver: bon-sft, n: {n}, {FIT}}}" for n in NS},
+}
+METHODS = ("aware", "ordinary", "best-of-n")
+TASKS = ("chain_sum", "spell_backward", "number_sequence")
+CHECKER = "infalign.rewards.checkers:math_verify"
+ON_TASK, ELSEWHERE, SAMPLES = 200, 64, 8  # prompts, and samples of each model for each
+DIALOGUES, MOST_CHARACTERS, REPLY = 200, 1200, 64  # REPLY: tokens
+GAINS = ("KL on the task", "pass@1", f"pass@{SERVED}")
+LOSSES = (*TASKS, "log-likelihood", "KL elsewhere", "length")
+Measured = dict[str, float]
+
+
+class Dialogue(NamedTuple):
+    """The turns of a conversation up to the last reply, and that reply."""
+
+    prompt: list[dict[str, str]]
+    reply: str
+
+
+def dialogues() -> Iterator[Dialogue]:
+    """Yield short dialogues of the data, as far as they end with a reply. Ends the program if there are none."""
+    place = Path(os.environ.get("INFALIGN_DATA", "")) / "hh" / "helpful-base" / "test.jsonl.gz"
+    if not place.is_file():
+        raise SystemExit(f"{place} does not exist; set INFALIGN_DATA to the folder of Anthropic's hh-rlhf")
+    with gzip.open(place, "rt", encoding="utf-8") as file:
+        for line in file:
+            text = json.loads(line)["chosen"]
+            said = re.split(r"\n\n(Human|Assistant): ?", text)[1:]
+            roles, texts = said[::2], [one.strip() for one in said[1::2]]
+            fits = len(text) <= MOST_CHARACTERS and all(texts)
+            if fits and roles == ["Human", "Assistant"] * (len(roles) // 2):
+                names = {"Human": "user", "Assistant": "assistant"}
+                turns = [{"role": names[role], "content": one} for role, one in zip(roles, texts, strict=True)]
+                yield Dialogue(turns[:-1], texts[-1])
+
+
+@torch.no_grad()
+def likelihood(policy: Policy, rows: Sequence[Dialogue]) -> float:
+    """Return the mean over dialogues of the mean log-likelihood of the reply's tokens, in nats."""
+    found = list[float]()
+    for row in rows:
+        turns = [*row.prompt, {"role": "assistant", "content": row.reply}]
+        render = policy.tokenizer.apply_chat_template
+        before = render(row.prompt, add_generation_prompt=True)["input_ids"]
+        ids = render(turns)["input_ids"]
+        assert ids[: len(before)] == before, "the chat template renders the prompt in another way with its reply"
+        logprobs = policy.model(torch.tensor([ids])).logits[0, len(before) - 1 : -1].log_softmax(-1)
+        found.append(float(logprobs.gather(1, torch.tensor(ids[len(before) :])[:, None]).mean()))
+    return float(np.mean(found))
+
+
+def tokens(completion_ids: list[list[int]]) -> list[int]:
+    """Return the lengths of responses."""
+    return [len(ids) for ids in completion_ids]
+
+
+def measure(root: Path, name: str, seed: int) -> Measured:
+    """Return what a policy gains on the task, and what it loses elsewhere."""
+    policy, reference = Policy.of(root / "models" / name), Policy.of(REFERENCE)
+    asked = test_prompts(root, ON_TASK)
+    answers = [json.loads(columns)["answer"] for columns in asked["columns"]]
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(asked["prompt"], answers, strict=True)]
+    drawing: dict[str, Any] = {"reference": reference, "seed": seed}
+    own = evaluate(policy, rows, CHECKER, f"best-of-{SERVED}", samples=2 * SERVED, max_new_tokens=1, **drawing)
+    found = {"KL on the task": own["KL, nats"]["policy"]["mean"]}
+    for k in (1, SERVED):
+        found[f"pass@{k}"] = own[f"pass@{k}, %"]["difference"]["mean"]
+    drawing["samples"] = SAMPLES
+    for task in TASKS:
+        other = evaluate(policy, rows_of(task, ELSEWHERE, seed), check, max_new_tokens=LONGEST, **drawing)
+        found[task] = other["pass@1, %"]["difference"]["mean"]
+    every = dialogues()
+    known = [*islice(every, DIALOGUES)]
+    found["log-likelihood"] = likelihood(policy, known) - likelihood(reference, known)
+    firsts = {one.prompt[0]["content"]: None for one in known}
+    general = [text for one in every if (text := one.prompt[0]["content"]) not in firsts]
+    general = [*dict.fromkeys(general)][:ELSEWHERE]
+    said = evaluate(policy, general, tokens, max_new_tokens=REPLY, **drawing)
+    found["KL elsewhere"] = said["KL, nats"]["policy"]["mean"]
+    found["length"] = said["avg@1"]["difference"]["mean"]
+    return {key: float(value) for key, value in found.items()}
+
+
+def seed_of(folder: Path, seed: int, settings: Sequence[str]) -> dict[str, Measured]:
+    """Do what is missing of a seed, and return what was measured of each policy."""
+    without = [f"policies.{name}=null" for name in ("aware", "ordinary")]  # the recipe's guides
+    root = train_offline(RECIPE, folder, seed, POLICIES, [*without, *settings])
+    (stored := root / "elsewhere").mkdir(exist_ok=True)
+    found = dict[str, Measured]()
+    for name in POLICIES:
+        file = stored / f"{name}.json"
+        if not file.exists():
+            text = json.dumps(measure(root, name, seed), indent=1)
+            file.write_text(text)
+        found[name] = json.loads(file.read_bytes())
+    return found
+
+
+def print_tables(seeds: Sequence[Mapping[str, Measured]]) -> None:
+    """Print gains and losses of each policy, and how well the KL on the task tells the losses."""
+    columns = (*GAINS, *LOSSES)
+    print(f"| policy | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
+    for name in POLICIES:
+        cells = [mean_over_seeds([seed[name][column] for seed in seeds], 3) for column in columns]
+        print(f"| {name} | {' | '.join(cells)} |")
+    every = [measured for seed in seeds for measured in seed.values()]
+    spent = [one[GAINS[0]] for one in every]
+    print(f"\n| Spearman's correlation with | {' | '.join(LOSSES)} |\n|{'---|' * (1 + len(LOSSES))}")
+    told = [float(spearmanr(spent, [one[loss] for one in every]).statistic) for loss in LOSSES]
+    print(f"| KL on the task | {' | '.join(f'{one:+.2f}' for one in told)} |")
+
+
+def draw(seeds: Sequence[Mapping[str, Measured]], path: Path) -> None:
+    """Draw each loss over the gain on the task; a line per method, means over seeds."""
+    with rc_context(STYLE):
+        figure, grid = panels(2, 3, (9.6, 5.6))
+        for loss, axes in zip(LOSSES, grid.flat, strict=True):
+            for method, (color, marker) in zip(METHODS, LOOKS, strict=False):
+                names = [name for name in POLICIES if name.startswith(f"{method}-")]
+                points = [[np.mean([seed[name][one] for seed in seeds]) for name in names] for one in (GAINS[2], loss)]
+                axes.plot(*points, marker=marker, color=color, label=method)
+            axes.axhline(0.0, color=INK, linewidth=0.6)
+            axes.set(xlabel=f"{GAINS[2]} on the task, points more", ylabel=f"{loss}, less the reference's")
+        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(METHODS))
+        save(figure, path)
+
+
+def main() -> None:
+    """Do what is missing, print the tables and draw the figure."""
+    folder, *words = sys.argv[1:]
+    next(dialogues())  # fails now, not after an hour
+    numbers, settings = read_words(words)
+    seeds = [seed_of(Path(folder), int(number), settings) for number in numbers]
+    print_tables(seeds)
+    draw(seeds, Path(folder) / "forgetting.png")
+
+
+if __name__ == "__main__":
+    main()
