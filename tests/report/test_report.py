@@ -259,3 +259,15 @@ def test_a_card_names_no_folder_of_this_machine(run, tmp_path):
     with_adapter = recipe.policies["aware"].model_copy(update={"guide": None})
     plain = recipe.model_copy(update={"policies": {"aware": with_adapter}})
     assert "library_name: transformers" in model_card(plain, found | {"judges": ["gold"]}, "aware", prompts=7)
+
+
+def test_a_policy_that_is_the_reference_has_its_numbers(tmp_path):
+    """Its own samples are others by chance, which no lead and no verdict shows."""
+    recipe = make_recipe(tmp_path, policies={"aware": QRPO, "plain": RLOO}, gold=False, judge=None)
+    finish_run(tmp_path, recipe, levels=1, kl=0.0)
+    found = read_results(tmp_path)
+    for k, rate in found["pass_at_k"]["reference"].items():
+        own = found["pass_at_k"]["aware"][k]
+        assert own["mean"] == rate["mean"]
+        assert own["over"]["reference"]["mean"] == 0.0
+    assert found["policies"]["aware"]["win_rates"]["reward"][recipe.procedure.name]["mean"] == pytest.approx(0.5)

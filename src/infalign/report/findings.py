@@ -13,11 +13,11 @@ from infalign.method.by_name import why_left_out
 from infalign.pipeline.records import Record, unit_name
 from infalign.pipeline.units import Summary
 from infalign.recipe.settings import Recipe
+from infalign.report.scored_samples import ROUNDING
 from infalign.training.solvers.base import KL_TOLERANCE
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of
 FEW_STEPS = 10  # the first optimizer step has learning rate 0 (warm-up): with fewer it is more than a tenth of all
-ROUNDING = 1e-9  # nats, of a policy that is the reference
 CHANCE = 0.5  # the accuracy of a coin
 
 

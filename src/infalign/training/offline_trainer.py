@@ -45,7 +45,7 @@ HELD_OUT_EVERY = 10  # every tenth prompt is held out, to stop the training and 
 PROMPT_EXAMPLES = 8  # examples of one prompt in a batch, which computes the prompt once
 HELD_OUT_EXAMPLES = 256, 1024  # at least and at most, of which the held-out loss is the mean
 HELD_OUT_SHARE = 1 / 16  # and between these, per training example: evaluations take an eighth of the training's time
-MEASURED_ROLLOUTS = 8192  # of held-out prompts, at most, on which strengths are measured
+MEASURED_ROLLOUTS = 32_768  # of held-out prompts, at most, on which strengths are measured
 
 
 @dataclass(frozen=True, slots=True)
