@@ -13,7 +13,7 @@ from infalign.method.by_name import why_left_out
 from infalign.pipeline.records import Record, unit_name
 from infalign.pipeline.units import Summary
 from infalign.recipe.settings import Recipe
-from infalign.report.scored_samples import ROUNDING
+from infalign.report.verdict_text import ROUNDING
 from infalign.training.solvers.base import KL_TOLERANCE
 
 MOST = 0.5  # what holds for more than half of the rows, responses or prompts is what a result is made of

@@ -120,7 +120,7 @@ def _pictures(
 ) -> dict[str, list[Picture]]:
     judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
     curves = theory_curves(results, looks)
-    others = [] if checker_only(results) else [Standard(), evaluated.rewind]
+    others: list[Served] = [] if checker_only(results) else [Standard(), evaluated.rewind]
     return {
         "kl": [
             win_rate_by_kl(results, procedure, by, looks, curves)

@@ -19,8 +19,6 @@ from infalign.report.equal_kl import SMALLEST
 from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver
 
-ROUNDING = 1e-9  # nats, of a policy that is the reference
-
 
 class ScoredSamples:
     """The samples of a run's models and their scores, as far as they exist, to prompts that no source leaves out."""
@@ -46,11 +44,9 @@ class ScoredSamples:
     def column(self, model: str, column: str) -> Array:
         """Return a column of a model's evaluation scores as an array of shape (P, M).
 
-        A policy that its training left the reference has the reference's, so that no chance sets them apart. Raises
-        DataError if a source leaves a prompt out for this model and not for the reference.
+        Raises DataError if a source leaves a prompt out for this model and not for the reference.
         """
-        is_reference = column != "kl" and model != "reference" and np.nanmean(self._every_row(model, "kl")) < ROUNDING
-        values = self._every_row("reference" if is_reference else model, column)[self.kept]
+        values = self._every_row(model, column)[self.kept]
         if column in self.sources and (lost := int(np.isnan(values).any(axis=1).sum())):
             raise DataError(
                 f"{column} returned None for {lost} of {len(values)} test prompts with the responses of {model}, "

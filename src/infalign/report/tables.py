@@ -14,7 +14,8 @@ def print_table(root: Path, console: Console) -> None:
     """Print a finished run: each policy by each judge, the comparison at one KL, verdict, ranks, report's path."""
     results = read_results(root)
     if "pass_at_k" in results:
-        print_pass_at_k(results, console)
+        spent = ", ".join(f"{name} {amount(policy['kl'])}" for name, policy in results["policies"].items())
+        print_pass_at_k(results, console, evaluated(results), f"KL, nats: {spent}")
     if not checker_only(results):
         print_win_rates(results, console)
     for sentence in ("", *verdict(results)):
@@ -61,8 +62,8 @@ def print_win_rates(results: Numbers, console: Console) -> None:
             say(console, "* not bracketed: all its policies spent more; extrapolated down to this KL")
 
 
-def print_pass_at_k(results: Numbers, console: Console) -> None:
-    """Print KL and pass@k of each policy, and pass@k of the reference."""
+def print_pass_at_k(results: Numbers, console: Console, *about: str) -> None:
+    """Print pass@k of each policy and of the reference, below lines ``about`` them."""
     rates, ks = results["pass_at_k"], shown_ks(results)
     table = plain_table("policy", *(f"pass@{k}, %" for k in ks))
     for name, by_k in rates.items():
@@ -70,11 +71,7 @@ def print_pass_at_k(results: Numbers, console: Console) -> None:
     table.add_section()
     for pair, leads in differences(results).items():
         table.add_row(pair, *(leads[k] for k in ks))
-    spent = ", ".join(f"{name} {amount(policy['kl'])}" for name, policy in results["policies"].items())
-    about = f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
-    heading(
-        console, f"How often one of k answers is right, by the {results['truth']['by']}", about, f"KL, nats: {spent}"
-    )
+    heading(console, f"How often one of k answers is right, by the {results['truth']['by']}", *about)
     console.print(table)
 
 

@@ -9,6 +9,7 @@ from infalign.training.solvers.base import KL_TOLERANCE
 
 Numbers = dict[str, Any]
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold reward"}
+ROUNDING = 1e-9  # nats, of a policy that is the reference
 SHORT = 0.2  # of theory's gain over the reference: what is missing when training is what to improve
 
 
@@ -38,7 +39,7 @@ def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
     first, *others = ((judge, policy["win_rates"][judge][procedure]) for judge in judges)
     more = "".join(f"; by {SPOKEN[judge]} {in_percent(wins)}" for judge, wins in others)
     judge, wins = first
-    if wins["low"] <= 0.5:
+    if wins["low"] <= 0.5 or policy["kl"]["mean"] < ROUNDING:
         return (
             f"Recommended: keep the reference. By {SPOKEN[judge]}, no policy is significantly better: {best} has a "
             f"{procedure} win rate of {in_percent(wins)}{more}."
@@ -126,7 +127,8 @@ def _by_truth(results: Numbers) -> list[str]:
     A policy that another one leads at the same KL comes after it, also where it has spent more and so has more.
     """
     rates, policies, k = results["pass_at_k"], results["policies"], str(results["truth"]["served"])
-    better = [name for name in policies if rates[name][k]["over"]["reference"]["low"] > 0]
+    moved = [name for name in policies if policies[name]["kl"]["mean"] >= ROUNDING]  # others lead by chance
+    better = [name for name in moved if rates[name][k]["over"]["reference"]["low"] > 0]
 
     def place(name: str) -> tuple[int, float]:
         return sum(bool(e and e["mean"] < 0) for e in rates[name][k]["over"].values()), -float(rates[name][k]["mean"])
