@@ -268,3 +268,13 @@ def test_a_policy_that_is_the_reference_is_not_recommended(tmp_path, levels):
     recipe = make_recipe(tmp_path, **ONE)
     finish_run(tmp_path, recipe, levels=levels, kl=0.0)
     assert verdict(read_results(tmp_path))[0].startswith("Recommended: keep the reference.")
+
+
+def test_a_trained_policy_is_recommended_before_one_that_is_the_reference(tmp_path):
+    """Also where the samples of the other happen to win more."""
+    recipe = make_recipe(tmp_path, policies={"kept": QRPO, "trained": RLOO})
+    finish_run(tmp_path, recipe, kl=0.0)
+    found = read_results(tmp_path)
+    wins = [found["policies"][name]["win_rates"]["reward"][recipe.procedure.name]["mean"] for name in recipe.policies]
+    assert wins[0] > wins[1]
+    assert verdict(found | {"judges": ["reward"]})[0].startswith("Recommended: trained")

@@ -190,8 +190,8 @@ def left_out(law: Law) -> Law:
     """Return a law whose log-ratios are the optimum's by what a prompt's *other* rollouts tell of its rate.
 
     For a checker's rewards p is then (c + a)/(K − 1 + a + b), with c successes of the others and a Beta(a, b) prior
-    that fits the successes of all prompts. This is how often a rollout is right of which all but its own reward is
-    known, so e^T has the mean 1 over rollouts. A rate that the rollout itself is part of says less of both outcomes:
+    that fits the successes of all prompts: the probability that a rollout is right, given the rewards of the others. So
+    e^T has the mean 1 over rollouts. A rate that the rollout itself is part of says less of both outcomes:
     what it leaves of the mass belongs to no rollout, and a network moves it to tokens that none of them has. Laws for
     other rewards stay as they are.
     """

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from infalign.core.display import amount, gain, heading, in_points, plain_table, say, share
 from infalign.report.results import read_results
-from infalign.report.verdict_text import Numbers, verdict
+from infalign.report.verdict_text import ROUNDING, Numbers, verdict
 
 
 def print_table(root: Path, console: Console) -> None:
@@ -91,7 +91,7 @@ def differences(results: Numbers) -> dict[str, dict[str, str]]:
         leads = {k: found["over"][other] for k, found in results["pass_at_k"][first].items()}
         lead, spent = leads["1"], [results["policies"][name]["kl"]["mean"] for name in (first, other)]
         at = f"not comparable: {spent[0]:.2g} and {spent[1]:.2g} nats" if lead is None else f"at {lead['kl']:.2g} nats"
-        at = at if any(spent) else "both are the reference"
+        at = at if max(spent) >= ROUNDING else "both are the reference"
         rows[f"{first} − {other}, {at}"] = {k: "–" if e is None else gain(e) for k, e in leads.items()}
     return rows
 

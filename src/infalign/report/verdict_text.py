@@ -25,7 +25,8 @@ def verdict(results: Numbers) -> list[str]:
     if results.get("truth", {}).get("served"):
         return [*_by_truth(results), spread]
     judges, policies, served = unseen(results), results["policies"], results["procedure"]
-    best = max(policies, key=lambda name: float(policies[name]["win_rates"][judges[0]][served]["mean"]))
+    wins = {name: policies[name]["win_rates"][judges[0]][served]["mean"] for name in _moved(policies) or policies}
+    best = max(wins, key=lambda name: float(wins[name]))
     said = (
         [_recommendation(results, best, judges)],
         _against_others(results, judges),
@@ -34,12 +35,17 @@ def verdict(results: Numbers) -> list[str]:
     return [text for paragraph in said if (text := " ".join(paragraph))]
 
 
+def _moved(policies: Numbers) -> list[str]:
+    """Return the policies that are not the reference; samples of the others lead it by chance alone."""
+    return [name for name, policy in policies.items() if policy["kl"]["mean"] >= ROUNDING]
+
+
 def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
     procedure, policy = results["procedure"], results["policies"][best]
     first, *others = ((judge, policy["win_rates"][judge][procedure]) for judge in judges)
     more = "".join(f"; by {SPOKEN[judge]} {in_percent(wins)}" for judge, wins in others)
     judge, wins = first
-    if wins["low"] <= 0.5 or policy["kl"]["mean"] < ROUNDING:
+    if wins["low"] <= 0.5 or best not in _moved(results["policies"]):
         return (
             f"Recommended: keep the reference. By {SPOKEN[judge]}, no policy is significantly better: {best} has a "
             f"{procedure} win rate of {in_percent(wins)}{more}."
@@ -127,8 +133,7 @@ def _by_truth(results: Numbers) -> list[str]:
     A policy that another one leads at the same KL comes after it, also where it has spent more and so has more.
     """
     rates, policies, k = results["pass_at_k"], results["policies"], str(results["truth"]["served"])
-    moved = [name for name in policies if policies[name]["kl"]["mean"] >= ROUNDING]  # others lead by chance
-    better = [name for name in moved if rates[name][k]["over"]["reference"]["low"] > 0]
+    better = [name for name in _moved(policies) if rates[name][k]["over"]["reference"]["low"] > 0]
 
     def place(name: str) -> tuple[int, float]:
         return sum(bool(e and e["mean"] < 0) for e in rates[name][k]["over"].values()), -float(rates[name][k]["mean"])
