@@ -37,12 +37,12 @@ def check(responses, answer):
 """
 LETTERS = "abcdefghij"
 CHOSEN_ON = 9
-PASSES = (0.4, 1.5)  # as long as the default, and four times as long
+PASSES = {"short": 0.4, "long": 1.5}  # as long as the default, and four times as long
 RATES = {True: (5e-4, 1e-3, 2e-3), False: (1e-4, 3e-4, 1e-3)}  # of a guide, and of the whole model
 BY_HAND = {
-    f"hand-{'guide' if guided else 'whole'}-{rate:.0e}-{epochs:g}": (guided, rate, epochs)
+    f"hand-{'guide' if guided else 'whole'}-{rate:.0e}-{length}": (guided, rate, PASSES[length])
     for guided in RATES
-    for rate, epochs in product(RATES[guided], PASSES)
+    for rate, length in product(RATES[guided], PASSES)
 }
 
 

@@ -151,6 +151,27 @@ def test_a_stopped_unit_is_continued_and_another_setting_starts_anew(tmp_path: P
     assert records(tmp_path)["count"]["summary"] == {"made": 1}
 
 
+def test_what_reads_an_output_that_is_made_again_differently_starts_anew(tmp_path: Path) -> None:
+    """As samples of a model that was trained again elsewhere: those of the old one are not continued."""
+
+    def units(text: str, numbers: int) -> list[Unit]:
+        model, samples, scores = (tmp_path / name for name in ("model", "samples", "scores"))
+        grows: dict[str, Any] = {"settings": {}, "extent": {"count": {"numbers": numbers}}}
+        return [
+            Unit("train", "train", inputs=(), settings={}, output=model, work=partial(write, model, text)),
+            Unit("draw", "draw", inputs=(model,), output=samples, work=partial(count, samples, numbers), **grows),
+            Unit("score", "score", inputs=(samples,), output=scores, work=partial(count, scores, numbers), **grows),
+        ]
+
+    made = list[tuple[int, int]]()
+    for text, numbers in (("one", 2), ("one", 3), ("other", 3)):
+        run(tmp_path, units(text, numbers))
+        made.append((records(tmp_path)["draw"]["summary"]["made"], records(tmp_path)["score"]["summary"]["made"]))
+        if numbers == 3:
+            (tmp_path / "model").unlink()
+    assert made == [(2, 2), (1, 1), (3, 3)]
+
+
 def test_a_function_may_stop_the_run_after_any_unit(tmp_path: Path) -> None:
     """The unit is recorded, so the next run goes on after it."""
 

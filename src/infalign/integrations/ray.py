@@ -161,7 +161,7 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
         if remaining.todo:
             with _cluster(actors, gpus, cpus):
                 for name in remaining.todo:
-                    begin(remaining.root, by_name[name], found[name].base)
+                    begin(remaining.root, by_name[name], found[name])
                 _draw(run, actors, gpus, console)
 
     with open_run(recipe) as run:

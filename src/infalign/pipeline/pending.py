@@ -1,5 +1,6 @@
 """The units of a run that are still to be done, and why."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from typing import Any, Literal
 from infalign.core.errors import DataError
 from infalign.core.progress import NOTHING
 from infalign.core.spelling import listed_names
-from infalign.core.storage import flaws
-from infalign.pipeline.records import Record, records, started_path
+from infalign.core.storage import flaws, read_record
+from infalign.pipeline.records import Record, record_path, records, started_path
 from infalign.pipeline.units import Unit, identify
 
 
@@ -40,7 +41,7 @@ def pending(wanted: Sequence[Unit], root: Path) -> dict[str, Pending]:
             if not why and not grown:
                 continue
         ready = not why and todo.keys().isdisjoint(needs)
-        begun = ready and holds(started_path(root, unit.name), base)
+        begun = ready and holds(started_path(root, unit.name), attempt(base, needs, root))
         so_far = unit.so_far() if begun and unit.so_far is not None else NOTHING
         if so_far.said:
             todo[unit.name] = Pending("partial", "; ".join([*grown, so_far.said]), so_far.share)
@@ -90,6 +91,21 @@ def reasons(todo: Mapping[str, Pending]) -> list[str]:
             names.setdefault(found, []).append(name)
     words = {"stale": "again", "partial": "continued"}
     return [f"{words[found.state]}: {', '.join(units)} ({found.because})" for found, units in names.items()]
+
+
+def attempt(base: str, needs: Iterable[str], root: Path) -> str:
+    """Return what identifies an attempt at a unit: its base, and what it reads of the units it needs, all done.
+
+    Of an output that grows that is what its own attempt read: the rest is in the base. A model that was made again, by
+    other libraries or on another machine, may be another one, so responses of the old one are not continued.
+    """
+    content = hashlib.blake2b(digest_size=16)
+    for name in needs:
+        record, started = record_path(root, name), started_path(root, name)
+        made = read_record(record) if record.is_file() else None  # another process has yet to write it
+        grows = made is not None and made["extent"] and started.is_file()
+        content.update((started.read_text() if grows else json.dumps(made and made["output"], sort_keys=True)).encode())
+    return f"{base} {content.hexdigest()}"
 
 
 def holds(path: Path, text: str) -> bool:

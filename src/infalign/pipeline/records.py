@@ -18,7 +18,7 @@ def record_path(root: Path, unit: str) -> Path:
 
 
 def started_path(root: Path, unit: str) -> Path:
-    """Return the file that holds the base key with which a unit was started."""
+    """Return the file that says what identifies the last attempt at a unit (`pending.attempt`)."""
     return root / "stages" / f"{unit}.started"
 
 

@@ -16,7 +16,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress, ProgressDisplay
 from infalign.core.storage import inventory, remove, write_record, write_text, writing
 from infalign.pipeline.ownership import check_outputs_free
-from infalign.pipeline.pending import Pending, check_outputs, holds, pending, reasons
+from infalign.pipeline.pending import Pending, attempt, check_outputs, holds, pending, reasons
 from infalign.pipeline.records import FORMAT, Record, record_path, records, started_path, write_metrics
 from infalign.pipeline.units import Identity, Summary, Unit, identify
 from infalign.pipeline.workers import Task, Workers, run_tasks
@@ -100,7 +100,7 @@ def run_units(
     ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
     alone = _alone(identify(plan or units))
     tasks = [
-        Task(name, partial(_work, root, by_name[name], found[name].base), frozenset(found[name].needs), name in alone)
+        Task(name, partial(_work, root, by_name[name], found[name]), frozenset(found[name].needs), name in alone)
         for name in ordered
     ]
     with ProgressDisplay(console) as display:
@@ -123,14 +123,14 @@ def check_distributed(remaining: Remaining, stage: str) -> None:
         raise ConfigError(f"{', '.join(waiting)} must be done before a distributed {stage}; run them without it first")
 
 
-def begin(root: Path, unit: Unit, base: str) -> None:
-    """Make the place of a unit's output ready: what an attempt with another ``base`` left is removed."""
-    started = started_path(root, unit.name)
+def begin(root: Path, unit: Unit, identity: Identity) -> None:
+    """Make the place of a unit's output ready: what another `attempt` left is removed."""
+    started, this = started_path(root, unit.name), partial(attempt, identity.base, identity.needs, root)
     if not is_first():
-        while not holds(started, base):  # the first process removes the old output
+        while not holds(started, this()):  # the first process removes the old output
             time.sleep(0.1)
     else:
-        continued = holds(started, base)
+        continued = holds(started, this())
         check_outputs_free([unit], root)  # again: hours may have passed
         if not unit.clears:
             if not (continued and unit.only_adds):  # other units replace the recorded output
@@ -140,14 +140,14 @@ def begin(root: Path, unit: Unit, base: str) -> None:
                     if left is not None:
                         remove(left)
         if not continued:
-            write_text(started, base)
+            write_text(started, this())
     with writing(unit.output.parent):
         unit.output.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _work(root: Path, unit: Unit, base: str, *, on_progress: OnProgress) -> Summary:
-    """Do a unit; the output of an earlier attempt with another ``base`` is removed first."""
-    begin(root, unit, base)
+def _work(root: Path, unit: Unit, identity: Identity, *, on_progress: OnProgress) -> Summary:
+    """Do a unit; the output of another attempt is removed first."""
+    begin(root, unit, identity)
     if not (unit.together or is_first()):
         return {}  # the next unit begins when the first process has done this one
     summary: Summary = unit.work(on_progress=on_progress)

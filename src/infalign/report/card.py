@@ -35,7 +35,7 @@ def write_card(recipe: Recipe, layout: Layout, name: str, *, on_progress: OnProg
 def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: int) -> str:
     """Return the card of an evaluated policy, with metadata that the hub reads, as Markdown.
 
-    ``prompts`` are those whose rollouts the ranks are of.
+    ``prompts`` are those that have rollouts.
     """
     from huggingface_hub import ModelCardData
 
@@ -68,14 +68,13 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
 
 # {name}
 
-A language model aligned for the way it is served: **{procedure}**. Rewards were ranked among {recipe.rollout.k}
-responses of the reference policy to the same prompt, the rank was transformed, and the policy was trained on that.
+A language model trained from a reward, and measured as it is served: **{procedure}**.
 
 - Reference: {base or "a model made in the run"}{tuned}
 - Procedure: {procedure}
-- Method: {method}; transformation Φ of the rank: {shaping}; {strength}
+- Method: {method}; shaping of the reward: {shaping}; {strength}
 - Loaded by: {library}
-- Ranks: of {prompts} prompts × {recipe.rollout.k} responses; seed {recipe.seed}
+- Rollouts of the reference: {prompts} prompts × {recipe.rollout.k} responses; seed {recipe.seed}
 
 ## What was measured
 

@@ -192,18 +192,20 @@ def _seconds(run: Run, flops: Mapping[str, float]) -> tuple[dict[str, float], st
 
 
 def _print_policies(recipe: Recipe, console: Console) -> None:
-    procedures = dict.fromkeys([Standard(), recipe.procedure])
-    columns = ("policy", "trained on", "KL", "β")
-    table = plain_table(*columns, *(f"{p.name}\n%" for p in procedures), breaking=[1])
+    aims = {name: policy.aim(recipe.procedure) for name, policy in recipe.policies.items()}
+    laws = {name: aim.rank_law() for name, aim in aims.items() if aim is not None}
+    procedures = dict.fromkeys([Standard(), recipe.procedure]) if any(laws.values()) else ()
+    known = ("β", *(f"{p.name}\n%" for p in procedures)) if procedures else ()
+    table = plain_table("policy", "trained on", "KL", *known, breaking=[1])
     for name, policy in recipe.policies.items():
-        aim = policy.aim(recipe.procedure)
-        law = None if aim is None else aim.rank_law()
+        aim, law = aims[name], laws.get(name)
         if aim is None or law is None:  # raw rewards have none before the rollouts exist; bond trains to the budget
             table.add_row(name, policy.method, f"{policy.budget or math.nan:.3g}")
             continue
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
         table.add_row(name, policy.method, f"{law.kl:.3g}", f"{law.beta / aim.scale:.3g}", *wins)
-    heading(console, "Policies: KL in nats, the trainer's β, theoretical win rates at this KL")
+    said = ", the trainer's β, theoretical win rates at this KL" if procedures else ""
+    heading(console, f"Policies: KL in nats{said}")
     console.print(table)
     for name in recipe.policies:
         for warning in coarse_ranks(recipe, name):

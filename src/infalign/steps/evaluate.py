@@ -150,12 +150,13 @@ def score_samples(
     lengths = [pc.list_value_length(table["token_ids"]).to_numpy() for table in drawn.tables(["token_ids"])]
     scores = rollout_keys(prompts.prompt_ids, samples.each).append_column("length", pa.array(np.concatenate(lengths)))
     rows = samples.rows(prompts, drawn)
-    left_out = np.zeros(len(prompts.prompt_ids), bool)
+    left_out, means = np.zeros(len(prompts.prompt_ids), bool), dict[str, float]()
     for scorer in scorers:
         rewards = scorer.score(rows, folder / scorer.name, on_progress, known / scorer.name)
         scores = scores.append_column(scorer.name, pa.array(rewards, from_pandas=True))  # NaN is null
         left_out |= np.isnan(rewards.reshape(left_out.size, -1)).any(axis=1)
-    summary: Summary = {"samples": len(drawn), "cut_off": cut_off(drawn), "left_out": int(left_out.sum())}
+        means[f"mean_{scorer.name}"] = float(np.nanmean(rewards))
+    summary: Summary = {"samples": len(drawn), **means, "cut_off": cut_off(drawn), "left_out": int(left_out.sum())}
     if kl is not None:
         some_PM = read_table(kl, ["kl"])["kl"].to_numpy().reshape(len(prompts.prompt_ids), -1)
         every_PM = np.pad(some_PM, ((0, 0), (0, samples.each - some_PM.shape[1])), constant_values=np.nan)

@@ -95,7 +95,7 @@ def check_kl(kl: float) -> None:
 
 
 def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
-    """Return the law whose KL to the base is ``kl`` nats; its ``beta`` is the KL weight to train with.
+    """Return the law whose KL to the base is ``kl`` nats. The KL weight to train with is `training_beta`.
 
     Raises ConfigError if no β reaches that KL, saying what is the largest KL in reach.
 

@@ -19,7 +19,7 @@ from infalign.core.settings import explained
 from infalign.core.storage import listed
 from infalign.data.messages import from_cell
 from infalign.method.laws import Law
-from infalign.method.procedures import parse_procedure
+from infalign.method.procedures import Served, as_procedure
 from infalign.models.conversion import convert, locate_model
 from infalign.models.policy import AnyModel, Policy
 from infalign.models.pretrained import load_policy
@@ -31,7 +31,7 @@ from infalign.sampling.sample import AnyPrompts, Rollouts, check_folder, read_pr
 from infalign.sampling.settings import Rollout
 from infalign.training.output_folder import Job, Target
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.base import History, Inputs, RecipeFacts, Solver
+from infalign.training.solvers.base import PLAIN, History, Inputs, RecipeFacts, Solver
 
 MOST_APART = 0.5  # nats, on average, between an engine's log-probabilities and ours
 
@@ -48,10 +48,10 @@ def fit(
     """Fit a policy to stored rollouts of ``model``, its reference, so that it follows ``law``; nothing is generated.
 
     ``solver`` and ``settings`` are those of a recipe's policies, such as ``loss`` or ``guide={}``, and of its
-    ``fit``, such as ``epochs``, ``learning_rate`` or ``lora={"rank": 8}``, with the same defaults. The policy is in
-    memory, and with a ``folder``, new or empty, saved there. Prompts whose rewards are NaN are left out. A tenth of the
-    prompts is held out: on these the strength is chosen that gains most when the law's procedure serves it, up to the
-    KL of the law. Where none gains significantly the policy is the reference, and a UserWarning says so.
+    ``fit``, such as ``epochs``, ``learning_rate`` or ``lora={"rank": 8}``, with the same defaults; ``seed`` is 0. The
+    policy is in memory, and with a ``folder``, new or empty, saved there. Prompts whose rewards are NaN are left out. A
+    tenth of the prompts is held out: on these the strength is chosen that gains most when the law's procedure serves
+    it, up to the KL of the law. Where none gains significantly the policy is the reference, and a UserWarning says so.
 
     Raises ConfigError for a solver that does not read rollouts, DataError for a law of other rollouts, rollouts of
     another model, and rewards that do not differ within any prompt.
@@ -89,8 +89,9 @@ def fit_online(
 ) -> Policy:
     """Train a policy on its own fresh responses, ranked among the rewards of the law, that of rollouts of ``prompts``.
 
-    As `fit`, with the solvers that draw: their settings too, such as ``generations``, and ``max_new_tokens``; for maxk
-    the ``procedure``. Prompts are as in `sample`, in the order of the law's rows; the reward is as in `score`.
+    As `fit`, with the solvers that draw: their settings too, such as ``generations``, and ``max_new_tokens``. maxk
+    trains for ``procedure``, by default the law's. Prompts are as in `sample`, in the order of the law's rows; the
+    reward is as in `score`.
 
     >>> prompts = [f"What is {n} + {n}?" for n in range(8)]
     >>> def distinct(responses):
@@ -99,7 +100,8 @@ def fit_online(
     >>> fit_online(MODEL, prompts, distinct, law, generations=4, epochs=1, max_new_tokens=4)
     Policy(LlamaForCausalLM, 8,144 parameters)
     """
-    longest, served = settings.pop("max_new_tokens", Rollout().max_new_tokens), settings.pop("procedure", "standard")
+    longest = settings.pop("max_new_tokens", Rollout().max_new_tokens)
+    served = as_procedure(settings.pop("procedure", law.procedure))
     seed, chosen = settings.pop("seed", 0), _read(solver, settings, law, served)
     if not chosen.draws_per_response:
         raise ConfigError(f"{solver} draws no responses; use fit on stored rollouts")
@@ -115,9 +117,7 @@ def fit_online(
         from infalign.training.on_policy_trainer import Problem
 
         problem = Problem(reference, load_tokenizer(reference, padding_side="left"), rows, scored, longest)
-        return chosen.train(
-            Inputs(reference, reference, parse_procedure(served), {}, problem=lambda: problem), own, job
-        )
+        return chosen.train(Inputs(reference, reference, served, {}, problem=lambda: problem), own, job)
 
     return _train(model, folder, seed, train)
 
@@ -144,14 +144,14 @@ def _rows(reference: str, rollouts: Rollouts, policy: Solver) -> Sequence[dict[s
     return Lazy(len(said), lambda i: dict(zip(names, (prompt_ids[i], asked[i], said[i], found[i]), strict=True)))
 
 
-def _read(solver: str, settings: dict[str, Any], law: Law, procedure: str = "standard") -> Solver:
+def _read(solver: str, settings: dict[str, Any], law: Law, procedure: Served = PLAIN) -> Solver:
     """Return a solver with its settings and those of its fit. Raises ConfigError as a recipe does."""
     of_fit = {name: settings.pop(name) for name in list(settings) if name in Fit.model_fields}
     given = {"fit": of_fit} if of_fit else {}
     strength = {} if settings.keys() & {"kl_budget", "n"} else {"beta": law.paper_beta}
     with explained(solver):
         chosen = read_solver(solver=solver, **given, **strength, **settings)
-        chosen.check(RecipeFacts(parse_procedure(procedure), np.size(law.rewards_PK[0]), has_reward_model=False))
+        chosen.check(RecipeFacts(procedure, np.size(law.rewards_PK[0]), has_reward_model=False))
     return chosen.with_usual_fit(pretrained=True)
 
 
