@@ -14,7 +14,7 @@ from infalign.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-Estimate = Mapping[str, float]  # mean, low and high
+Interval = Mapping[str, float]  # mean, low and high
 MARKERS = "osD^vP"
 
 
@@ -69,12 +69,12 @@ def number(value: float, form: str = ".2f") -> str:
     return f"{value:{form}}".replace("-", "−")
 
 
-def amount(e: Estimate, digits: int = 2) -> str:
+def amount(e: Interval, digits: int = 2) -> str:
     """Return an estimate with its interval: ``0.93 (0.88–0.98)``."""
     return _with_interval(e, lambda value: number(value, f".{digits}f"))
 
 
-def share(e: Estimate) -> str:
+def share(e: Interval) -> str:
     """Return an estimated share in per cent with its interval: ``71.2 (69.5–72.9)``."""
     return _with_interval(e, lambda value: number(100 * value, ".1f"))
 
@@ -89,27 +89,27 @@ def percent(share: float) -> str:
     return f"100 − {100 * (1 - share):.1e}" if rounded == "100.00" and share < 1 else rounded
 
 
-def ratio(e: Estimate, digits: int = 2) -> str:
+def ratio(e: Interval, digits: int = 2) -> str:
     """Return an estimate that can be negative with its interval: ``0.12 (−0.05 to 0.29)``."""
     return _with_interval(e, lambda value: number(value, f".{digits}f"), " to ")
 
 
-def gain(e: Estimate) -> str:
+def gain(e: Interval) -> str:
     """Return a difference of shares in percentage points with its interval: ``+1.2 (−0.4 to +2.8)``."""
     return _with_interval(e, in_points, " to ")
 
 
-def in_percent(e: Estimate) -> str:
+def in_percent(e: Interval) -> str:
     """Return an estimated share for a sentence: ``71.2% (69.5–72.9)``."""
     return share(e).replace(" ", "% ", 1)
 
 
-def gain_in_points(e: Estimate) -> str:
+def gain_in_points(e: Interval) -> str:
     """Return a difference of shares for a sentence: ``+1.2 points (−0.4 to +2.8)``."""
     return gain(e).replace(" ", " points ", 1)
 
 
-def _with_interval(e: Estimate, write: Callable[[float], str], between: str = "–") -> str:
+def _with_interval(e: Interval, write: Callable[[float], str], between: str = "–") -> str:
     mean, low, high = (write(e[key]) for key in ("mean", "low", "high"))
     return f"{mean} ({low}{' to ' if '−' in low else between}{high})"
 

@@ -25,7 +25,7 @@ from infalign.core.spelling import did_you_mean, nearest, spelling
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 MAX_DRAWS = 10_000  # of one prompt; what compares them grows with their square
-Draws = Annotated[int, Field(ge=2, le=MAX_DRAWS)]
+DrawCount = Annotated[int, Field(ge=2, le=MAX_DRAWS)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=100)]  # also of files and folders
 NOT_IN_TEXT = re.compile("[\0\ud800-\udfff]")  # what neither a file's name nor UTF-8 can have
 

@@ -19,7 +19,7 @@ from transformers import AutoModel, PreTrainedModel
 from infalign.models.submodels import as_part
 from infalign.models.top_tokens import TopTokens, embedding_products
 
-Settings = Mapping[str, Any]
+GuideSettings = Mapping[str, Any]
 Kept = slice | Tensor  # of the tokens of a pass
 
 
@@ -108,7 +108,9 @@ class Guide(nn.Module, ABC):
 class NetworkGuide(Guide):
     """A second language model, without its head, that reads tokens."""
 
-    def __init__(self, settings: Settings, reference: PreTrainedModel, network: PreTrainedModel | None = None) -> None:
+    def __init__(
+        self, settings: GuideSettings, reference: PreTrainedModel, network: PreTrainedModel | None = None
+    ) -> None:
         super().__init__()
         self.network = as_part(network, AutoModel, settings["network"], reference.config._attn_implementation)
         self.head = _head(settings, self.network.config.hidden_size, reference, OwnVocabularyHead)
@@ -120,7 +122,7 @@ class NetworkGuide(Guide):
 class SideGuide(Guide):
     """A small language model that reads the reference's states, of each token those after some layers."""
 
-    def __init__(self, settings: Settings, reference: PreTrainedModel) -> None:
+    def __init__(self, settings: GuideSettings, reference: PreTrainedModel) -> None:
         super().__init__()
         self.network = as_part(None, AutoModel, settings["network"], reference.config._attn_implementation)
         self.reads = settings["reads"]
@@ -146,7 +148,7 @@ class SideGuide(Guide):
 FORMS: Mapping[str, Callable[..., Guide]] = {"network": NetworkGuide, "side": SideGuide}
 
 
-def _head(settings: Settings, hidden_size: int, reference: PreTrainedModel, whole_vocabulary: type[Head]) -> Head:
+def _head(settings: GuideSettings, hidden_size: int, reference: PreTrainedModel, whole_vocabulary: type[Head]) -> Head:
     if settings["top_tokens"]:
         return TopTokenHead(hidden_size, reference, settings["top_tokens"])
     return whole_vocabulary(hidden_size, reference)

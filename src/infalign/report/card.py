@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from infalign.core.display import Estimate, amount, share
+from infalign.core.display import Interval, amount, share
 from infalign.core.progress import OnProgress
 from infalign.core.storage import write_text
 from infalign.core.user_code import function_name
@@ -103,7 +103,7 @@ def _on_hub(model: str | None) -> str | None:
     return model if model is not None and is_hub_id(model) and not Path(model).exists() else None
 
 
-def _table(*columns: str, rows: Mapping[str, Iterable[Estimate]]) -> str:
+def _table(*columns: str, rows: Mapping[str, Iterable[Interval]]) -> str:
     """Return shares in per cent by the names of the rows."""
     cells = [columns, ["---"] * len(columns), *([name, *map(share, row)] for name, row in rows.items())]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from pydantic import Field, model_validator
 
-from infalign.core.settings import Count, Draws, Positive, Settings, one_of
+from infalign.core.settings import Count, DrawCount, Positive, Settings, one_of
 from infalign.sampling import server, shared_prefix, transformers
 from infalign.sampling.engine import EngineSettings
 
@@ -47,7 +47,7 @@ class Rollout(Drawing):
         description="only as many prompts as have their rollouts in this time, by the first run's estimate; with "
         f"prompts: auto the default is {AUTO_MINUTES:g}",
     )
-    k: Draws = Field(100, description="K, the number of rollouts per prompt; a rank needs at least 2")
+    k: DrawCount = Field(100, description="K, the number of rollouts per prompt; a rank needs at least 2")
 
     @model_validator(mode="before")
     @classmethod

@@ -24,7 +24,7 @@ from infalign.report.trackers import track
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import PromptTable, rollout_keys
 from infalign.steps.run import DRAWN, READ, Pass, Run
-from infalign.steps.samples import Samples, cut_off, draw_samples, drawn_so_far, scored_so_far
+from infalign.steps.samples import StoredSamples, cut_off, draw_samples, drawn_so_far, scored_so_far
 from infalign.training.solvers.base import Solver
 
 
@@ -69,7 +69,7 @@ def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Ite
     base = run.layout.evaluation("reference")
     extent = {"evaluate": {"prompts": evaluate.prompts, "samples": evaluate.samples}}
     seed = stream_seed(run.recipe.seed, name)
-    drawn = Samples(prompts, evaluate.samples, samples)
+    drawn = StoredSamples(prompts, evaluate.samples, samples)
     measured = replace(drawn, each=min(KL_SAMPLES, evaluate.samples))
     yield Unit(
         "evaluate",
@@ -122,7 +122,7 @@ def summarize(
 
 
 def measure_kl(
-    model: str, reference: str, compute: Compute, samples: Samples, path: Path, *, on_progress: OnProgress
+    model: str, reference: str, compute: Compute, samples: StoredSamples, path: Path, *, on_progress: OnProgress
 ) -> Summary:
     """Write the KL of a model to the reference, by each of its samples."""
     (prompts, drawn), device = samples.read(), compute.torch_device()
@@ -140,7 +140,13 @@ def measure_kl(
 
 
 def score_samples(
-    samples: Samples, scorers: Sequence[Scorer], folder: Path, known: Path, kl: Path | None, *, on_progress: OnProgress
+    samples: StoredSamples,
+    scorers: Sequence[Scorer],
+    folder: Path,
+    known: Path,
+    kl: Path | None,
+    *,
+    on_progress: OnProgress,
 ) -> Summary:
     """Write the scores of all samples beside their lengths, and their KL unless they are the reference's.
 

@@ -19,7 +19,7 @@ from infalign.rewards.sources import Scorer
 from infalign.sampling.engine import EngineSettings
 from infalign.sampling.prompts import PromptTable, Sampler
 from infalign.sampling.settings import KINDS
-from infalign.steps.samples import Samples, StoredRollouts
+from infalign.steps.samples import StoredRollouts, StoredSamples
 from infalign.training.output_folder import Target
 from infalign.training.solvers.guide import SIDE_LAYERS, SIDE_WIDTH
 
@@ -164,7 +164,7 @@ class Run:
     def stored(self) -> StoredRollouts:
         """The rollouts of the training prompts, once they are drawn and scored."""
         k = self.recipe.rollout.k
-        parts = (Samples(table, k, self.layout.rollouts(part)) for part, table in enumerate(self.rollout_parts))
+        parts = (StoredSamples(table, k, self.layout.rollouts(part)) for part, table in enumerate(self.rollout_parts))
         return StoredRollouts(self.layout, tuple(parts), k)
 
     def sampling_key(self, name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from infalign.training.solvers.guide import States
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class StoredSamples:
     """As many responses to each of some prompts: the first ones in a folder that may hold more."""
 
     table: PromptTable
@@ -44,7 +44,7 @@ class StoredRollouts:
     """K rollouts of each training prompt, in the parts in which they were drawn and scored."""
 
     layout: Layout
-    parts: tuple[Samples, ...]
+    parts: tuple[StoredSamples, ...]
     k: int
 
     def texts(self, part: int) -> tuple[Sequence[list[int]], Sequence[list[int]]]:
@@ -106,21 +106,21 @@ class StoredRollouts:
         return Lazy(len(rewards), row)
 
 
-def draw_samples(sampler: Sampler, samples: Samples, seed: int, *, on_progress: OnProgress) -> Summary:
+def draw_samples(sampler: Sampler, samples: StoredSamples, seed: int, *, on_progress: OnProgress) -> Summary:
     """Draw those responses that are missing."""
     prompts = samples.table.read()
     sampler.draw(prompts, samples.each, samples.folder, seed=seed, on_progress=on_progress)
     return {"responses": len(prompts.prompt_ids) * samples.each}
 
 
-def drawn_so_far(samples: Samples) -> SoFar:
+def drawn_so_far(samples: StoredSamples) -> SoFar:
     """Return how many of the responses are drawn: ``30 of 72 responses``."""
     prompt_ids = samples.table.read().prompt_ids
     drawn, total = count_drawn(samples.folder, prompt_ids, samples.each), len(prompt_ids) * samples.each
     return SoFar(f"{drawn:,} of {total:,} responses", drawn / total) if drawn else NOTHING
 
 
-def scored_so_far(samples: Samples, folders: Sequence[Path]) -> SoFar:
+def scored_so_far(samples: StoredSamples, folders: Sequence[Path]) -> SoFar:
     """Return how many distinct responses are scored in each folder, which has the name of the reward if not alone."""
     every = len(samples.table.read().prompt_ids) * samples.each
     scored = {folder.name: count_scored(every, folder) for folder in folders}

@@ -12,7 +12,7 @@ from infalign.pipeline.units import Summary, Unit
 from infalign.rewards.sources import Scorer
 from infalign.sampling.prompts import repeated, rollout_keys
 from infalign.steps.run import READ, Pass, Run
-from infalign.steps.samples import Samples, cut_off, scored_so_far
+from infalign.steps.samples import StoredSamples, cut_off, scored_so_far
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -36,7 +36,7 @@ def units(run: Run) -> Iterator[Unit]:
         )
 
 
-def score_rollouts(scorer: Scorer, samples: Samples, table: Path, *, on_progress: OnProgress) -> Summary:
+def score_rollouts(scorer: Scorer, samples: StoredSamples, table: Path, *, on_progress: OnProgress) -> Summary:
     """Score one part of the rollouts with the reward."""
     prompts, drawn = samples.read()
     rows = samples.rows(prompts, drawn)

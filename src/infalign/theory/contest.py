@@ -32,7 +32,7 @@ TILTS = (1.0, 20.0, -20.0)  # Φ ∝ e^{tu} of the first policies: from several,
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Policy:
+class RankPolicy:
     """The law e^{Φ/``beta``}: its CDF and log density at the nodes of ``panels``, (panels, nodes).
 
     ``below`` is the CDF at the base quantile that Rewind-and-Repeat compares with, 0 for other procedures.
@@ -70,7 +70,7 @@ class Contest:
         """Return h₀′ at the nodes."""
         return distortion(self.base).density(np.clip(panels.u, INSIDE, 1.0 - INSIDE))
 
-    def win_rate(self, policy: Policy) -> float:
+    def win_rate(self, policy: RankPolicy) -> float:
         """Return W."""
         panels, s = policy.panels, policy.below
         p = self._beside_threshold(panels, policy.cdf, s)
@@ -92,10 +92,10 @@ class Contest:
         jump = float(np.sum(panels.weight * by_s * rival))
         return -panels.remaining(slope) - np.where(fails, jump, 0.0), slope, jump
 
-    def best(self, kl: float) -> Policy:
+    def best(self, kl: float) -> RankPolicy:
         """Return the policy with the largest W at ``kl`` nats. Raises ConfigError for a budget out of reach."""
         panels = graded(12 + int(min(kl, 1e3) / np.log(2.0)), edges=np.array(self.edges))
-        found: list[Policy] = []
+        found: list[RankPolicy] = []
         for rate in TILTS:
             with suppress(ConfigError):  # of a steep one, which may not spend the budget
                 start = self._tilted(panels, np.sign(rate) * np.expm1(-rate * panels.v), kl, None)
@@ -104,7 +104,7 @@ class Contest:
             raise self.not_found(kl)
         return self.near(max(found, key=self.win_rate), kl)
 
-    def near(self, policy: Policy, kl: float) -> Policy:
+    def near(self, policy: RankPolicy, kl: float) -> RankPolicy:
         """Return what the map leads to from ``policy`` at ``kl`` nats, on panels that resolve it. Raises as `best`."""
         for _ in range(MAX_REFINEMENTS):
             policy = self._settled(policy, kl)
@@ -116,7 +116,7 @@ class Contest:
                 return policy
             finer = panels.split(rough)
             cdf = np.clip(panels.integral_to(density, finer.u), 0.0, 1.0)
-            policy = Policy(finer, cdf, cdf, policy.below, policy.beta)  # its density is settled next
+            policy = RankPolicy(finer, cdf, cdf, policy.below, policy.beta)  # its density is settled next
         return self._settled(policy, kl)
 
     def _tails(self, panels: Panels, values: Array) -> Array:
@@ -136,7 +136,7 @@ class Contest:
         inside = np.clip(cdf, INSIDE, 1.0 - INSIDE)
         return np.where(self._fails(panels), np.minimum(inside, below * (1.0 - 1e-15)), np.maximum(inside, below))
 
-    def _settled(self, policy: Policy, kl: float) -> Policy:
+    def _settled(self, policy: RankPolicy, kl: float) -> RankPolicy:
         """Return the fixed point that the map leads to from the CDF of ``policy``, at ``kl`` nats. Raises as `best`."""
         latest = policy
 
@@ -159,13 +159,13 @@ class Contest:
             f"the optimum for {self.procedure.name} at {kl:g} nats is beyond what can be computed; give a smaller KL"
         )
 
-    def _tilted(self, panels: Panels, phi: Array, kl: float, guess: float | None) -> Policy:
+    def _tilted(self, panels: Panels, phi: Array, kl: float, guess: float | None) -> RankPolicy:
         """Return the policy ∝ e^{Φ/β} that spends ``kl`` nats, with β near a ``guess``."""
         beta, log_density = tilt_to_kl(phi, panels.weight, kl, guess)
         density = np.exp(log_density)
         below = float(np.sum((panels.weight * density)[self._fails(panels)]))
         cdf = np.clip(panels.cumulative(density), 0.0, 1.0)
-        return Policy(panels, log_density, cdf, below, beta)
+        return RankPolicy(panels, log_density, cdf, below, beta)
 
 
 def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float | None = None) -> tuple[float, Array]:

@@ -22,7 +22,7 @@ class Point:
     """One point of an analytic curve: an aligned policy, its KL to the base policy and its win rates against it.
 
     ``error`` bounds what numerics may have done to ``kl`` and the win rates. ``draws`` and ``base_draws`` exist for
-    Rewind-and-Repeat, and ``residual`` and ``self_check`` for the optimum (see ``Optimum``).
+    Rewind-and-Repeat, and ``residual`` and ``self_check`` for the optimum (see ``RankOptimum``).
     """
 
     procedure: str

@@ -9,7 +9,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.procedures import Served, as_procedure, rewinds
 from infalign.method.roots import check_strength
 from infalign.method.transforms import Tabulated
-from infalign.theory.contest import Contest, Policy
+from infalign.theory.contest import Contest, RankPolicy
 from infalign.theory.law import MIN_KL, RankLaw, aligned_law, check_kl
 from infalign.theory.tabulation import table_of_knots
 
@@ -20,7 +20,7 @@ FIRST_KL = 1e-3  # from which the search for a β starts
 
 
 @dataclass(frozen=True, slots=True)
-class Optimum:
+class RankOptimum:
     """The best policy for a procedure at its KL, and the transformation that makes any RLHF solver find it.
 
     ``residual`` is the largest |log f − (Φ[F]/β − log Z)| where f ≥ 1, in nats (smaller f weigh it by f), with Φ[F]
@@ -40,7 +40,7 @@ class Optimum:
 
 def optimal(
     procedure: Served | str, *, beta: float | None = None, kl: float | None = None, base: Served | str | None = None
-) -> Optimum:
+) -> RankOptimum:
     """Return the policy with the largest W − ``beta``·KL, or with the largest W at a KL budget, in nats.
 
     ``base`` serves the base policy, by default ``procedure``. Φ'(u) = h'(F(u))·h₀'(u) (docs/derivations.md, optimum of
@@ -58,7 +58,7 @@ def optimal(
     return certified(contest, policy, f"optimal:{procedure.name}")
 
 
-def certified(contest: Contest, policy: Policy, name: str) -> Optimum:
+def certified(contest: Contest, policy: RankPolicy, name: str) -> RankOptimum:
     """Return a policy as a table of its Φ, with what an independent quadrature of the table says of it.
 
     Raises ConfigError where 1 − W is rounding, so that the table does not have the policy's KL and win rate.
@@ -70,22 +70,22 @@ def certified(contest: Contest, policy: Policy, name: str) -> Optimum:
     if self_check > MAX_ERROR:
         raise contest.not_found(policy.kl)
     won = contest.win_rate(policy)
-    return Optimum(contest.procedure, table, policy.beta, policy.kl, won, residual, self_check, law)
+    return RankOptimum(contest.procedure, table, policy.beta, policy.kl, won, residual, self_check, law)
 
 
 def stationarity(contest: Contest, law: RankLaw) -> tuple[float, float]:
-    """Return the ``residual`` (see `Optimum`) and the win rate of any law."""
+    """Return the ``residual`` (see `RankOptimum`) and the win rate of any law."""
     panels, shape = law.panels, law.panels.weight.shape
     quantile = contest.procedure.quantile if rewinds(contest.procedure) else 0.0
     log_density, cdf = law.log_density.reshape(shape), law.cdf.reshape(shape)
-    policy = Policy(panels, log_density, cdf, float(law.cdf_at(quantile)), law.beta)
+    policy = RankPolicy(panels, log_density, cdf, float(law.cdf_at(quantile)), law.beta)
     misfit = log_density - contest.gradient(panels, cdf, policy.below)[0] / law.beta
     misfit -= np.sum(panels.weight * np.exp(log_density) * misfit)
     misfit[np.abs(panels.u - quantile) < 1e-15] = 0.0  # inside the jump
     return float(np.max(np.minimum(np.exp(log_density), 1.0) * np.abs(misfit))), contest.win_rate(policy)
 
 
-def _table(contest: Contest, policy: Policy, name: str) -> Tabulated:
+def _table(contest: Contest, policy: RankPolicy, name: str) -> Tabulated:
     """Return Φ of a policy as a table, with two knots where it jumps."""
     _, slope, jump = contest.gradient(policy.panels, policy.cdf, policy.below)
     v, slopes, rest = policy.panels.between(slope, np.append(KNOTS, 1.0))
@@ -101,7 +101,7 @@ def _table(contest: Contest, policy: Policy, name: str) -> Tabulated:
     return table_of_knots(name, v, phi, slopes)
 
 
-def _best_at_beta(contest: Contest, beta: float) -> Policy:
+def _best_at_beta(contest: Contest, beta: float) -> RankPolicy:
     """Return the policy with the largest W − β·KL, one of those that win most at a KL and have this β.
 
     At the best policy of a KL budget β falls as the budget grows, but where W is not concave in the KL. So all budgets
@@ -113,7 +113,7 @@ def _best_at_beta(contest: Contest, beta: float) -> Policy:
             raise ConfigError(f"beta = {beta:g} leaves the base policy unchanged; lower it")
         start = contest.near(start, start.kl / 8.0)
     path = [start]
-    found: list[Policy] = []
+    found: list[RankPolicy] = []
     while 1.0 - beta * path[-1].kl > max(contest.win_rate(one) - beta * one.kl for one in path):
         last = path[-1]
         try:
@@ -128,5 +128,5 @@ def _best_at_beta(contest: Contest, beta: float) -> Policy:
     return max(found, key=lambda one: contest.win_rate(one) - beta * one.kl)
 
 
-def _excess(log_kl: float, contest: Contest, near: Policy, beta: float) -> float:
+def _excess(log_kl: float, contest: Contest, near: RankPolicy, beta: float) -> float:
     return float(np.log(contest.near(near, float(np.exp(log_kl))).beta / beta))

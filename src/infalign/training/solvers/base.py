@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from infalign.core.errors import ConfigError
-from infalign.core.settings import Draws, Kind, Positive, spelled
+from infalign.core.settings import DrawCount, Kind, Positive, spelled
 from infalign.method.laws import Law
 from infalign.method.procedures import Served, Standard
 from infalign.method.shapings import parse_shaping
@@ -212,7 +212,7 @@ class Shaped(ToBudget):
 class ToBestOfN(Solver):
     """A solver that aims at Best-of-n."""
 
-    n: Draws = Field(description="the n of Best-of-n")
+    n: DrawCount = Field(description="the n of Best-of-n")
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
         return Best(n=self.n)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from infalign.core.settings import Draws
+from infalign.core.settings import DrawCount
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.training.objectives import Ascent
@@ -29,7 +29,7 @@ class OnPolicy(ToBudget):
 
     draws_per_response: ClassVar[int] = 1
 
-    generations: Draws = Field(8, description="completions per prompt and step")
+    generations: DrawCount = Field(8, description="completions per prompt and step")
 
     @model_validator(mode="after")
     def _whole_groups(self) -> OnPolicy:
