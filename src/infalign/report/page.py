@@ -34,6 +34,7 @@ from infalign.report.run_figures import (
     Look,
     Picture,
     pass_at_k,
+    pass_at_k_by_kl,
     reward_by_rank,
     save_picture,
     theory_curves,
@@ -121,8 +122,11 @@ def _pictures(
     judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
     curves = theory_curves(results, looks)
     others: list[Served] = [] if checker_only(results) else [Standard(), evaluated.rewind]
+    served = results["truth"]["served"] if checker_only(results) else None
     return {
-        "kl": [
+        "kl": [pass_at_k_by_kl(results, str(served), looks)]
+        if served
+        else [
             win_rate_by_kl(results, procedure, by, looks, curves)
             for procedure in dict.fromkeys([evaluated.procedure, *others])
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))

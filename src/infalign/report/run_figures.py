@@ -63,6 +63,24 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     return [*found.values()]
 
 
+def pass_at_k_by_kl(results: Numbers, k: str, looks: Mapping[str, Look]) -> Picture:
+    """Draw each policy's KL and pass@k with both intervals."""
+    figure, axes = axes_of("KL to the reference, nats per response", f"pass@{k}, %")
+    at, said = {"reference": dict.fromkeys(("low", "mean", "high"), 0.0)}, list[str]()
+    at |= {name: policy["kl"] for name, policy in results["policies"].items()}
+    for name, kl in at.items():
+        color, marker = (looks[name].color, looks[name].marker) if name in looks else (QUIET, "o")
+        found = {end: 100.0 * results["pass_at_k"][name][k][end] for end in kl}
+        axes.plot([kl["low"], kl["high"]], [found["mean"]] * 2, color=color)
+        axes.plot([kl["mean"]] * 2, [found["low"], found["high"]], color=color)
+        axes.plot(kl["mean"], found["mean"], marker, color=color, zorder=3, label=name)
+        said.append(f"{name}: KL {amount(kl)}, {share(results['pass_at_k'][name][k])} percent")
+    axes.margins(0.08, 0.14)
+    legend(figure)
+    caption = f"pass@{k} against KL. Bars: {results['confidence']:.0%} intervals."
+    return Picture("pass-at-k-by-kl", figure, caption, f"Points of pass@{k} against KL. {'; '.join(said)}.")
+
+
 def win_rate_by_kl(
     results: Numbers, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Sequence[Curve]
 ) -> Picture:
