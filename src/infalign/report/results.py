@@ -44,7 +44,7 @@ def write_results(
         wins = evaluated.wins(name, served)
         aimed[name] = {source: by_procedure[aim.name] for source, by_procedure in wins.items()}
         policies[name] = _policy_numbers(evaluated, name, policy, wins)
-    results = {
+    results: dict[str, Any] = {
         "format": FORMAT,
         "procedure": aim.name,
         "confidence": evaluated.intervals.level,
@@ -65,6 +65,9 @@ def write_results(
     }
     results |= pass_at_k(evaluated, [*solvers], lambda name, kl: evaluated.law_at(solvers[name], kl))
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
+    if k := results.get("truth", {}).get("served"):
+        passed = {name: by_k[str(k)] for name, by_k in results["pass_at_k"].items()}
+        return {f"{name} pass@{k}": {end: of[end] for end in ("mean", "low", "high")} for name, of in passed.items()}
     return {name: p["win_rates"][unseen(results)[0]][aim.name] for name, p in policies.items()}
 
 
