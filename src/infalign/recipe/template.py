@@ -136,6 +136,8 @@ def _fit_context(recipe: Any, policy: str) -> None:
     context = json.loads(file.read_bytes()).get("max_position_embeddings") if file.is_file() else None
     if context is not None and context < data["max_prompt_tokens"] + rollout["max_new_tokens"]:
         data["max_prompt_tokens"], rollout["max_new_tokens"] = context // 2, context - context // 2
+        why = f"half of the {context} tokens that the model reads; longer prompts are left out and counted"
+        data.yaml_add_eol_comment(why, "max_prompt_tokens")
 
 
 def _given_reward(reward: str, path: Path) -> dict[str, str]:
