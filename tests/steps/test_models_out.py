@@ -102,7 +102,7 @@ def test_the_card_has_the_measured_numbers_with_intervals_and_judges(run: Path, 
         "**best-of-4**",
         "exp:10",
         "the Python function `infalign.world:gold`; not used in training",
-        "Ranks: of 12 prompts × 6 responses",
+        "Rollouts of the reference: 12 prompts × 6 responses",
     ):
         assert said in card.text
     assert str(run) not in str(card)
