@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -11,13 +11,20 @@ from infalign.evaluation.intervals import Confidence
 from infalign.method.calibration import Array
 from infalign.method.procedures import Served
 from infalign.method.transforms import Identity
-from infalign.theory.law import RankLaw, law_at_kl
+from infalign.theory.law import law_at_kl
 
 MAX_KL_RATIO = 4.0  # a method is left out if it spends under a quarter of the median KL
 MIN_KL = 1e-3  # nats; a policy with a smaller KL has learned nothing, and any share of no gain is noise
 MAX_EXTRAPOLATION = 1.25  # a method is compared at a KL of at least 1/1.25 of the smallest that it spent
 MAX_LAW_KL = 300.0  # nats; beyond it the identity wins all that there is to win
 SMALLEST = 1e-6  # nats, that a law is asked for
+
+
+class HasWinRates(Protocol):
+    """What a gain as a function of the KL is read from: theory's law at a KL."""
+
+    def win_rate(self, procedure: Any, /) -> float:
+        """Return the win rate of what a procedure serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +62,14 @@ class AtOneKL:
     not_bracketed: Mapping[str, float]
     methods: Mapping[str, Sequence[str]]
     kls: Mapping[str, Array]
-    law_at: Callable[[str, float], RankLaw | None]
+    law_at: Callable[[str, float], HasWinRates | None]
 
     @classmethod
     def of(
         cls,
         methods: Mapping[str, Sequence[str]],
         kls: Mapping[str, Array],
-        law_at: Callable[[str, float], RankLaw | None],
+        law_at: Callable[[str, float], HasWinRates | None],
         *,
         median: float | None = None,
         far: Mapping[str, float] | None = None,
@@ -86,7 +93,7 @@ class AtOneKL:
         above = {m: smallest_kl(own) for m, own in spent.items() if m not in left_out and smallest_kl(own) > kl}
         return cls(median, kl, left_out, above, near, kls, law_at)
 
-    def law(self, method: str, nats: float) -> RankLaw | None:
+    def law(self, method: str, nats: float) -> HasWinRates | None:
         """Return theory's law of a method, that of its policy nearest to this KL; None if there is none."""
         nearest = min(self.methods[method], key=lambda name: abs(float(self.kls[name].mean()) - nats))
         return self.law_at(nearest, max(nats, SMALLEST))

@@ -18,9 +18,8 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import BestOfN, Standard
 from infalign.recipe.layout import Layout
 from infalign.recipe.stored_laws import law_numbers
-from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL
+from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL, HasWinRates
 from infalign.report.scored_samples import ScoredSamples
-from infalign.theory.law import RankLaw
 from infalign.training.solvers.base import Solver
 
 FORMAT = 7  # of the numbers; increase it when they change their form, and they are computed anew
@@ -63,7 +62,7 @@ def write_results(
             },
         },
     }
-    results |= pass_at_k(evaluated, [*solvers], lambda name, kl: evaluated.law_at(solvers[name], kl))
+    results |= pass_at_k(evaluated, [*solvers], lambda name, kl: evaluated.curve_at(solvers[name], kl))
     write_text(evaluated.layout.results, json.dumps(results, indent=1))
     if k := results.get("truth", {}).get("served"):
         passed = {name: by_k[str(k)] for name, by_k in results["pass_at_k"].items()}
@@ -72,7 +71,7 @@ def write_results(
 
 
 def pass_at_k(
-    evaluated: ScoredSamples, policies: Sequence[str], law_at: Callable[[str, float], RankLaw | None]
+    evaluated: ScoredSamples, policies: Sequence[str], law_at: Callable[[str, float], HasWinRates | None]
 ) -> dict[str, Any]:
     """Return pass@k of the reference and each policy, and by whose truth; nothing if it is not known what is right.
 

@@ -1,23 +1,41 @@
 """The evaluation of a run: the scored samples of its models, and the estimates made from them."""
 
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from infalign.core.errors import DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import read_table
 from infalign.evaluation.intervals import Confidence
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Procedure, Standard, WorstOfN
+from infalign.method.procedures import BestOfN, Procedure, RankProcedure, Standard, WorstOfN
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
+from infalign.recipe.stored_laws import reference_rewards
 from infalign.report.equal_kl import SMALLEST
+from infalign.theory.aims import Aim
 from infalign.theory.law import RankLaw
-from infalign.training.solvers.base import Solver
+from infalign.training.solvers.base import KL_TOLERANCE, Solver
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLaw:
+    """The rates of right responses (P,) of a law on stored rewards of 0 and 1, and of the reference."""
+
+    rate_P: Array
+    reference_P: Array
+
+    def win_rate(self, procedure: RankProcedure) -> float:
+        """Return ½ and by how much more often what is served is right than the reference's."""
+        ours, theirs = (1.0 - procedure.distortion(1.0 - rate_P) for rate_P in (self.rate_P, self.reference_P))
+        return 0.5 + float(np.mean(ours - theirs))
 
 
 class ScoredSamples:
@@ -31,6 +49,7 @@ class ScoredSamples:
         self.procedure, self.rewind, self.max_n = recipe.procedure, recipe.rewind, evaluate.max_n
         self.truth = evaluate.truth or "reward"  # the source whose rewards say which responses are right
         self.threshold = evaluate.threshold
+        self._stored_laws = dict[Aim, StoredLaw | None]()
 
     @cached_property
     def kept(self) -> NDArray[np.bool_]:
@@ -79,6 +98,28 @@ class ScoredSamples:
         """
         aim = None if self.right_or_wrong else policy.aim(self.procedure)
         return None if aim is None else aim.rank_law(max(kl, SMALLEST))
+
+    def curve_at(self, policy: Solver, kl: float) -> RankLaw | StoredLaw | None:
+        """Return what shows how a policy's gain grows with its KL: `law_at`, for 0/1 rewards the law on stored ones."""
+        if not self.right_or_wrong:
+            return self.law_at(policy, kl)
+        with suppress(ConfigError), warnings.catch_warnings(action="ignore"):  # of a budget that they cannot spend
+            if (aim := policy.aim(self.procedure)) is not None:
+                return self._stored_law(aim.at(self.procedure, max(kl, SMALLEST), None))
+        return None
+
+    def _stored_law(self, aim: Aim) -> StoredLaw | None:
+        if aim not in self._stored_laws:
+            law = aim.law(self._stored_rewards)
+            weights_PK = np.exp(law.log_ratios_PK)
+            rate_P = (weights_PK * law.rewards_PK).sum(axis=1) / weights_PK.sum(axis=1)
+            spends = abs(law.kl - (aim.kl or 0.0)) <= KL_TOLERANCE * law.kl  # Best-of-n spends what it spends
+            self._stored_laws[aim] = StoredLaw(rate_P, law.rewards_PK.mean(axis=1)) if spends else None
+        return self._stored_laws[aim]
+
+    @cached_property
+    def _stored_rewards(self) -> Array:
+        return reference_rewards(self.layout)
 
     @cached_property
     def right_or_wrong(self) -> bool:
