@@ -184,7 +184,7 @@ def test_a_checkers_verdict_is_in_pass_at_k_at_one_kl(mean, said):
         "reference."
     )
     assert over == f"At the same KL, 0.02 nats, aware − raw in pass@2: {said}"
-    assert by_k.startswith("Its lead over the reference is −5.0 points (−7.0 to −3.0) at pass@1, +10.0 points")
+    assert by_k.startswith("The lead of aware over the reference is −5.0 points (−7.0 to −3.0) at pass@1, +10.0 points")
     assert by_k.endswith("(−1.0 to +3.0) at pass@4; it is largest at pass@2. It is significantly lower at k = 1.")
 
 
@@ -193,7 +193,7 @@ def test_a_checkers_verdict_does_not_rank_what_is_not_comparable():
     first, by_k, _ = verdict(checked(0.5, 0.1, None))
     assert first.startswith("Highest pass@2: raw. pass@2 is 52.0% (50.0–54.0) for raw at 0.06 nats, and 40.0%")
     assert first.endswith("for the reference. Not comparable with aware at 0.02 nats.")
-    assert by_k.startswith("Its lead over the reference")
+    assert by_k.startswith("The lead of raw over the reference")
     results = checked(0.5, 0.01, None)
     results["pass_at_k"]["raw"]["2"]["over"]["reference"] = around(0.01)
     kept, _ = verdict(results)

@@ -160,5 +160,5 @@ def _headline(summary: Mapping[str, Any]) -> str:
         if isinstance(value, dict) and "mean" in value:
             shown.append(f"{name} {value['mean']:.3f} ({value['low']:.3f}–{value['high']:.3f})")
         elif isinstance(value, (int, float)) and value:
-            shown.append(f"{name} {value:.4g}")
+            shown.append(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}")
     return "  ".join(shown[:5])

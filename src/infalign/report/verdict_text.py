@@ -20,7 +20,7 @@ def verdict(results: Numbers) -> list[str]:
     """
     spread = (
         f"The {results['confidence']:.0%} intervals are over test prompts and do not include the spread between "
-        "training seeds."
+        "training seeds: for another one, --set seed=1 --set run_dir=…"
     )
     if results.get("truth", {}).get("served"):
         return [*_by_truth(results), spread]
@@ -156,7 +156,7 @@ def _by_truth(results: Numbers) -> list[str]:
     ahead = {int(n): found["over"]["reference"] for n, found in rates[best].items()}
     peak = max(ahead, key=lambda n: float(ahead[n]["mean"]))
     shown = (f"{gain_in_points(ahead[n])} at pass@{n}" for n in sorted({1, int(k), peak, max(ahead)}))
-    by_k = f"Its lead over the reference is {', '.join(shown)}; it is largest at pass@{peak}."
+    by_k = f"The lead of {best} over the reference is {', '.join(shown)}; it is largest at pass@{peak}."
     behind = ", ".join(str(n) for n, lead in ahead.items() if lead["high"] < 0)
     first = f"{'Recommended' if compared or not leads else f'Highest pass@{k}'}: {best}. {numbers}."
     return [

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 from rich.console import Console
 
 from infalign.core.display import counted, duration, heading, plain_table, say, warn
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.spelling import listed_names
-from infalign.data.examples import Example
+from infalign.core.user_code import function_name
+from infalign.data.examples import Example, to_table
+from infalign.data.messages import to_text
 from infalign.method.procedures import Standard
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.ownership import check_inputs, check_run_dir
@@ -24,6 +27,9 @@ from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
+from infalign.rewards.base import score
+from infalign.rewards.settings import RewardSource
+from infalign.rewards.sources import function_reward
 from infalign.steps.checks import check_setup
 from infalign.steps.data import check_prompts, training_example
 from infalign.steps.run import Run
@@ -33,6 +39,7 @@ from infalign.steps.whole_run import units
 
 CONNECT_SECONDS = 3.0
 MAX_SHOWN = 4000  # characters of an example
+SCORED = 200  # responses of the data
 UNIT_SECONDS = 1.0  # of each unit, whatever it computes: libraries, models and files are loaded
 BY_RECORDS, BY_PRODUCT = 1.5, 3.0  # factors by which an estimate may be too low or too high
 
@@ -66,6 +73,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     for name in unchecked:
         say(console, f"not checked: {name}")
     _print_example(run, examples, console)
+    _print_reward(recipe.reward, examples, console)
     if fewer := fewer_prompts(recipe, counts.rows):
         warn(console, fewer)
     _print_work(run, wanted(run), counts, console)
@@ -97,8 +105,9 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
             pairs = round(some.weight * sum(example.rejected is not None for example in some.examples))
             alone = round(some.weight * sum(not example.chosen for example in some.examples))
             others, skipped = round(some.weight * len(some.examples)) - pairs - alone, round(some.weight * some.skipped)
-            counts = f"{counted(pairs, 'preference pair')}, {counted(others, 'demonstration')}"
-            counts += f", {counted(alone, 'prompt')} alone" if alone else ""
+            kinds = {"preference pair": pairs, "demonstration": others}
+            shown = [counted(number, kind) for kind, number in kinds.items() if number]
+            counts = ", ".join([*shown, *[f"{counted(alone, 'prompt')} alone"] * bool(alone)])
             counts += f", {counted(skipped, 'invalid row')} left out" if skipped else ""
             if columns := sorted({name for example in some.examples for name in example.columns}):
                 counts += f"; other columns: {listed_names(columns, 12)}"
@@ -144,6 +153,18 @@ def _print_example(run: Run, examples: Sequence[Example], console: Console) -> N
     text = "".join(f"⟦{part}⟧" if trained else part for part, trained in shown["parts"])
     say(console, f"{text[:MAX_SHOWN]}{' …' if len(text) > MAX_SHOWN else ''}")
     say(console, "Fine-tuning trains on the text between ⟦ and ⟧.")
+
+
+def _print_reward(reward: RewardSource, examples: Sequence[Example], console: Console) -> None:
+    """Print what a reward function gives to responses of the data, which fine-tuning learns to repeat."""
+    answered = [example for example in examples if example.chosen]
+    some = answered[:: max(1, len(answered) // SCORED)][:SCORED]
+    if reward.function is None or not some:
+        return
+    name, columns = function_name(reward.function), [str(columns) for columns in to_table(some)["columns"].to_pylist()]
+    asked, said = [[*example.prompt] for example in some], [to_text(example.chosen) for example in some]
+    given = score(function_reward(reward.function, reward.time_limit), asked, said, columns=columns, name=name)
+    say(console, f"{name} gives {np.nanmean(given):.3g} on average to {len(some)} responses of the data")
 
 
 def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Console) -> None:

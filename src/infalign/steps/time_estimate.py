@@ -36,6 +36,7 @@ TURN_TOKENS = 3  # that a chat template writes around a turn
 SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)([BM])(?![A-Z])", re.IGNORECASE)  # Qwen3-0.6B, SmolLM2-135M
 LEAST_PROMPTS = 20  # of which two are held out
 USED = 0.3  # of the speed of a matrix product, in a run
+OVERHEAD = 1.5e6  # parameters: what a token costs beside its products, which decides for tiny models
 H100_FLOPS = 989e12  # per second in bfloat16
 
 
@@ -66,7 +67,7 @@ class Counts:
         rows = min(made.rows, self.rows.get(made.table, sys.maxsize))
         if rows == sys.maxsize and made.models:
             raise UnknownSizeError("the number of rows on the hub")
-        parameters = sum(map(self.parameters, made.models))
+        parameters = sum(OVERHEAD + self.parameters(model) for model in made.models)
         response = self.drawn if made.table.endswith("_prompts") else self.response
         return made.flops * parameters * rows * (self.prompt + made.responses * response)
 

@@ -111,4 +111,4 @@ def train_policy(
     losses = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
     last: Summary = {key: history[-1][key] for key in LAST if key in history[-1]}
     betas = {} if law is None else {"beta": law.paper_beta, "trainer_beta": law.beta}
-    return {**betas, **losses, **last, "history": history}
+    return {**losses, **last, **betas, "history": history}
