@@ -1,6 +1,8 @@
 from infalign.core.errors import ConfigError as ConfigError
 from infalign.core.errors import DataError as DataError
+from infalign.core.errors import InfalignError as InfalignError
 from infalign.evaluation.group_signal import groups_with_signal as groups_with_signal
+from infalign.evaluation.intervals import Confidence as Confidence
 from infalign.evaluation.intervals import Estimate as Estimate
 from infalign.evaluation.intervals import estimate as estimate
 from infalign.evaluation.intervals import estimate_difference as estimate_difference

@@ -4,7 +4,11 @@ from signal import SIGTERM
 
 
 class InfalignError(Exception):
-    """Something failed and the message says what, where and what to do."""
+    """Something failed and the message says what, where and what to do; the base of all errors of infalign.
+
+    >>> issubclass(ConfigError, InfalignError) and issubclass(DataError, InfalignError)
+    True
+    """
 
     exit_code = 1
 
