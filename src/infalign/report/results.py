@@ -22,7 +22,7 @@ from infalign.report.equal_kl import MAX_EXTRAPOLATION, AtOneKL, HasWinRates
 from infalign.report.scored_samples import ScoredSamples
 from infalign.training.solvers.base import Solver
 
-FORMAT = 7  # of the numbers; increase it when they change their form, and they are computed anew
+FORMAT = 8  # of the numbers; increase it when they change their form, and they are computed anew
 
 
 def write_results(
