@@ -3,13 +3,13 @@
 ``python benchmarks/letters.py FOLDER SEED SEED … [forms] [key=value …]``
 
 For each seed: the reference, rollouts and policies of the recipe `smollm2-letters`, whose guides read the reference's
-states, and besides them other methods in the same form (`METHODS`), or with ``forms`` the same methods as plain LoRA
-adapters (`FORMS`). A response is one token. Guides tell the reference's 128 likeliest tokens apart, so the law over
-these and all others as one class, which are never right, is exact, and with it pass@k and KL on 200 held-out prompts. A
-guide is brought to a KL by a factor on its log-ratio, an adapter by a factor on ΔW, as ``lora_alpha`` keeps one, and
-its KL is that over the whole vocabulary. Tables as of `pass_at_k.py`, and one by how large the answer is. What is done
-is not repeated, so the seeds that are done can be printed at any time. Further words are settings, such as
-compute.processes=1.
+states, and besides them other methods in the same form (`METHODS`), or with ``forms`` plain LoRA adapters (`FORMS`),
+trained directly or as students of the guides. A response is one token. Guides tell the reference's 128 likeliest tokens
+apart, so the law over these and all others as one class, which are never right, is exact, and with it pass@k and KL on
+200 held-out prompts. A guide is brought to a KL by a factor on its log-ratio, an adapter by a factor on ΔW, as
+``lora_alpha`` keeps one, and its KL is that over the whole vocabulary. Tables as of `pass_at_k.py`, and one by how
+large the answer is. What is done is not repeated, so the seeds that are done can be printed at any time. Further words
+are settings, such as compute.processes=1.
 """
 
 import json
@@ -44,10 +44,15 @@ LORA = (
     "{{transform: {}, kl_budget: 0.2, solver: qrpo, "
     "fit: {{lora: {}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1}}}}"
 )
+STUDENT = (
+    "{{solver: distil, teacher: {}, fit: {{lora: {{rank: 16}}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1}}}}"
+)
 FORMS = {
     "lora-aware": LORA.format("optimal", "{rank: 16}"),
     "lora-ordinary": LORA.format("raw", "{rank: 16}"),
     "last-layers": LORA.format("optimal", "{rank: 16, layers: 10}"),
+    "student": STUDENT.format("aware"),
+    "student-ordinary": STUDENT.format("ordinary"),
 }
 Prompts = Mapping[str, list[Any]]
 KINDS = {"1": range(1, 2), "2": range(2, 3), "3 or more": range(3, 100)}  # of prompts, by their answer

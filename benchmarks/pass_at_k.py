@@ -32,7 +32,7 @@ from torch import Tensor
 from infalign import Policy, advantages, estimate
 
 KS = [2**j for j in range(7)]
-SERVED, KLS, OURS = 8, (0.05, 0.1), ("aware", "pass@8", "lora-aware")
+SERVED, KLS, OURS = 8, (0.05, 0.1), ("aware", "pass@8", "lora-aware", "student")
 NO_KL = 1e-9  # nats, between two ways to compute one law
 COLORS = {"reference": "#85898f", "ordinary": "#d55e00", "aware": "#0072b2"}  # in the figure
 ANSWERS = [f"Take {a} {b}" for a in range(1, 10) for b in range(1, 10)]
