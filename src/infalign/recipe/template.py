@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from infalign.core.errors import ConfigError
 from infalign.core.storage import write_text
 from infalign.core.user_code import is_file
-from infalign.data.examples import Example, parse_example, to_table
+from infalign.data.examples import Example, parse_example
 from infalign.data.files import READERS, read_rows
 from infalign.data.messages import to_text
 from infalign.evaluation.settings import read_procedure
@@ -26,8 +26,7 @@ from infalign.method.procedures import is_extreme, respelled, rewinds
 from infalign.models.conversion import locate_model
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of
-from infalign.rewards.base import score
-from infalign.rewards.sources import function_reward
+from infalign.rewards.sources import function_reward, score_examples
 from infalign.theory.choose import best_named
 
 FOLDER = Path(__file__).parent / "first"
@@ -119,8 +118,7 @@ def _is_checker(function: str, examples: Sequence[Example]) -> bool:
     """
     asked = [example for example in examples for _ in range(2)]
     said = [text for e in examples for text in (to_text(e.chosen) or str(e.columns.get("answer")), "?")]
-    columns = [str(columns) for columns in to_table(asked)["columns"].to_pylist()]
-    rewards = score(function_reward(function), [[*e.prompt] for e in asked], said, columns=columns, name=function)
+    rewards = score_examples(function_reward(function), function, asked, said)
     values = np.unique(rewards[~np.isnan(rewards)])
     if values.tolist() == [1.0] or (values.tolist() == [0.0] and all(e.chosen for e in examples)):
         raise ConfigError(

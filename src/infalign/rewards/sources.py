@@ -1,6 +1,6 @@
 """The rewards of a run: for each one its source, its model folder and its stored rewards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -9,13 +9,14 @@ from typing import Any
 from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
 from infalign.core.user_code import function_name, import_function, source_file
+from infalign.data.examples import Example, to_table
 from infalign.method.by_name import ByName, UserReward
 from infalign.method.calibration import Array
 from infalign.models.conversion import PACKAGE, locate_model
 from infalign.models.pretrained import model_digest
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
-from infalign.rewards.base import Batch, RewardFunction
+from infalign.rewards.base import Batch, RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.limited import SECONDS, Limited
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
@@ -47,6 +48,12 @@ def function_reward(spec: str, seconds: float | None = None) -> ByName:
     function = ByName(import_function(spec))
     may_hang = seconds or spec in MAY_HANG or isinstance(function.function, Limited)
     return ByName(_limited(function.function, spec, seconds or SECONDS)) if may_hang else function
+
+
+def score_examples(function: ByName, name: str, examples: Sequence[Example], responses: list[str]) -> Array:
+    """Return the rewards of a function for a response to each row of data; raises as `rewards.base.score`."""
+    columns = [str(columns) for columns in to_table(examples)["columns"].to_pylist()]
+    return score(function, [[*example.prompt] for example in examples], responses, columns=columns, name=name)
 
 
 @cache

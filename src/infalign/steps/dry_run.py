@@ -15,7 +15,7 @@ from infalign.core.display import counted, duration, heading, plain_table, say, 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.spelling import listed_names
 from infalign.core.user_code import function_name
-from infalign.data.examples import Example, to_table
+from infalign.data.examples import Example
 from infalign.data.messages import to_text
 from infalign.method.procedures import Standard
 from infalign.models.tokenizers import load_tokenizer
@@ -27,9 +27,8 @@ from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
-from infalign.rewards.base import score
 from infalign.rewards.settings import RewardSource
-from infalign.rewards.sources import function_reward
+from infalign.rewards.sources import function_reward, score_examples
 from infalign.steps.checks import check_setup
 from infalign.steps.data import check_prompts, training_example
 from infalign.steps.run import Run
@@ -161,9 +160,8 @@ def _print_reward(reward: RewardSource, examples: Sequence[Example], console: Co
     some = answered[:: max(1, len(answered) // SCORED)][:SCORED]
     if reward.function is None or not some:
         return
-    name, columns = function_name(reward.function), [str(columns) for columns in to_table(some)["columns"].to_pylist()]
-    asked, said = [[*example.prompt] for example in some], [to_text(example.chosen) for example in some]
-    given = score(function_reward(reward.function, reward.time_limit), asked, said, columns=columns, name=name)
+    name, function = function_name(reward.function), function_reward(reward.function, reward.time_limit)
+    given = score_examples(function, name, some, [to_text(example.chosen) for example in some])
     say(console, f"{name} gives {np.nanmean(given):.3g} on average to {len(some)} responses of the data")
 
 

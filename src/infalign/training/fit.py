@@ -51,7 +51,7 @@ def fit(
     ``fit``, such as ``epochs``, ``learning_rate`` or ``lora={"rank": 8}``, with the same defaults; ``seed`` is 0. The
     policy is in memory, and with a ``folder``, new or empty, saved there. Prompts whose rewards are NaN are left out. A
     tenth of the prompts is held out: on these the strength is chosen that gains most when the law's procedure serves
-    it, up to the KL of the law. Where none gains significantly the policy is the reference, and a UserWarning says so.
+    it, up to the KL of the law. Where none gains significantly the policy is the reference, with a UserWarning.
 
     Raises ConfigError for a solver that does not read rollouts, DataError for a law of other rollouts, rollouts of
     another model, and rewards that do not differ within any prompt.
