@@ -8,8 +8,9 @@ pass@8. Elsewhere: pass@1 in `TASKS` of reasoning-gym, with examples; the log-li
 in nats per token; KL and length of replies to the first turns of others. All as differences to the reference.
 INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.jsonl.gz``. Printed: means over seeds
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
-seeds. ``FOLDER/forgetting.png`` shows the losses over the gain. What is done is not repeated. Further words are
-settings, such as compute.processes=1. Not timed; estimated: seven hours of an idle core per seed.
+seeds. ``FOLDER/forgetting.png`` shows the losses over the gain. Models draw with the same random numbers. What is done
+is not repeated. Further words are settings, such as compute.processes=1. Not timed; estimated: two hours of an idle
+core per seed.
 """
 
 import gzip
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +34,9 @@ from run_files import test_prompts
 from scipy.stats import spearmanr
 from seeds import mean_over_seeds, read_words
 
-from infalign import Policy, evaluate
+from infalign import Policy, Rollouts, pass_at_k, rao_blackwell_kl, sample, score
 
-BUDGETS, NS = (0.05, 0.2, 0.6, 1.5), (2, 4, 12, 30)  # nats; of Best-of-n, which has no budget
+BUDGETS, NS = (0.05, 0.3, 1.5), (2, 6, 30)  # nats; of Best-of-n, which has no budget
 FIT = "fit: {lora: {rank: 16}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1}"
 POLICIES = {
     **{f"aware-{100 * kl:.0f}": f"{{transform: optimal, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
@@ -45,7 +46,7 @@ POLICIES = {
 METHODS = ("aware", "ordinary", "best-of-n")
 TASKS = ("chain_sum", "spell_backward", "number_sequence")
 CHECKER = "infalign.rewards.checkers:math_verify"
-ON_TASK, ELSEWHERE, SAMPLES = 200, 64, 8  # prompts, and samples of each model for each
+ON_TASK, ELSEWHERE, SAMPLES = 200, 64, 4  # prompts, and samples of each model for each
 DIALOGUES, MOST_CHARACTERS, REPLY = 200, 1200, 64  # REPLY: tokens
 GAINS = ("KL on the task", "pass@1", f"pass@{SERVED}")
 LOSSES = (*TASKS, "log-likelihood", "KL elsewhere", "length")
@@ -91,51 +92,51 @@ def likelihood(policy: Policy, rows: Sequence[Dialogue]) -> float:
     return float(np.mean(found))
 
 
-def tokens(completion_ids: list[list[int]]) -> list[int]:
-    """Return the lengths of responses."""
-    return [len(ids) for ids in completion_ids]
+def drawn_kl(policy: Policy, reference: Policy, drawn: Rollouts, most: int = SAMPLES) -> float:
+    """Return the KL of a policy to the reference along its own responses, at most so many of a prompt, in nats."""
+    rows = drawn.drawn.filter(np.arange(drawn.drawn.num_rows) % drawn.k < most)
+    asked = [ids for ids in drawn.prompts.token_ids for _ in range(min(most, drawn.k))]
+    return float(rao_blackwell_kl(policy.model, reference.model, asked, rows["token_ids"].to_pylist()).mean())
 
 
-def measure(root: Path, name: str, seed: int) -> Measured:
-    """Return what a policy gains on the task, and what it loses elsewhere."""
-    policy, reference = Policy.of(root / "models" / name), Policy.of(REFERENCE)
+def measure(root: Path, place: str | Path, seed: int) -> Measured:
+    """Return what a model has on the task, and elsewhere."""
+    policy, reference = Policy.of(place), Policy.of(REFERENCE)
     asked = test_prompts(root, ON_TASK)
     answers = [json.loads(columns)["answer"] for columns in asked["columns"]]
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(asked["prompt"], answers, strict=True)]
-    drawing: dict[str, Any] = {"reference": reference, "seed": seed}
-    own = evaluate(policy, rows, CHECKER, f"best-of-{SERVED}", samples=2 * SERVED, max_new_tokens=1, **drawing)
-    found = {"KL on the task": own["KL, nats"]["policy"]["mean"]}
-    for k in (1, SERVED):
-        found[f"pass@{k}"] = own[f"pass@{k}, %"]["difference"]["mean"]
-    drawing["samples"] = SAMPLES
+    own = sample(policy, rows, 2 * SERVED, seed=seed, max_new_tokens=1)
+    right = score(CHECKER, own)
+    found = {"KL on the task": drawn_kl(policy, reference, own)}
+    found |= {f"pass@{k}": 100.0 * pass_at_k(right, k).mean for k in (1, SERVED)}
     for task in TASKS:
-        other = evaluate(policy, rows_of(task, ELSEWHERE, seed), check, max_new_tokens=LONGEST, **drawing)
-        found[task] = other["pass@1, %"]["difference"]["mean"]
+        others = sample(policy, rows_of(task, ELSEWHERE, seed), SAMPLES, seed=seed, max_new_tokens=LONGEST)
+        found[task] = 100.0 * score(check, others).mean()
     every = dialogues()
     known = [*islice(every, DIALOGUES)]
-    found["log-likelihood"] = likelihood(policy, known) - likelihood(reference, known)
+    found["log-likelihood"] = likelihood(policy, known)
     firsts = {one.prompt[0]["content"]: None for one in known}
     general = [text for one in every if (text := one.prompt[0]["content"]) not in firsts]
-    general = [*dict.fromkeys(general)][:ELSEWHERE]
-    said = evaluate(policy, general, tokens, max_new_tokens=REPLY, **drawing)
-    found["KL elsewhere"] = said["KL, nats"]["policy"]["mean"]
-    found["length"] = said["avg@1"]["difference"]["mean"]
+    said = sample(policy, [*dict.fromkeys(general)][:ELSEWHERE], SAMPLES, seed=seed, max_new_tokens=REPLY)
+    found["KL elsewhere"] = drawn_kl(policy, reference, said)
+    found["length"] = np.mean([len(ids) for ids in said.drawn["token_ids"].to_pylist()])
     return {key: float(value) for key, value in found.items()}
 
 
 def seed_of(folder: Path, seed: int, settings: Sequence[str]) -> dict[str, Measured]:
-    """Do what is missing of a seed, and return what was measured of each policy."""
+    """Do what is missing of a seed, and return what each policy has more than the reference."""
     without = [f"policies.{name}=null" for name in ("aware", "ordinary")]  # the recipe's guides
     root = train_offline(RECIPE, folder, seed, POLICIES, [*without, *settings])
     (stored := root / "elsewhere").mkdir(exist_ok=True)
     found = dict[str, Measured]()
-    for name in POLICIES:
+    for name in ("reference", *POLICIES):
         file = stored / f"{name}.json"
         if not file.exists():
-            text = json.dumps(measure(root, name, seed), indent=1)
-            file.write_text(text)
+            place = REFERENCE if name == "reference" else root / "models" / name
+            file.write_text(json.dumps(measure(root, place, seed), indent=1))
         found[name] = json.loads(file.read_bytes())
-    return found
+    base = found.pop("reference")
+    return {name: {key: value - base[key] for key, value in own.items()} for name, own in found.items()}
 
 
 def print_tables(seeds: Sequence[Mapping[str, Measured]]) -> None:

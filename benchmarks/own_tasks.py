@@ -23,7 +23,7 @@ import numpy as np
 from ruamel.yaml import YAML
 from seeds import Trained, over_seeds
 
-Row = dict[str, str]
+Row = dict[str, Any]
 CHECK = """\
 def check(responses, answer):
     return [response.strip() == right for response, right in zip(responses, answer)]
@@ -94,15 +94,15 @@ def reversing(rng: random.Random) -> Iterator[Row]:
 
 
 def counting(rng: random.Random) -> Iterator[Row]:
-    """Yield words of random letters with the question how many there are of one, after an example."""
+    """Yield words of random letters with the question how many there are of one, after three examples."""
     while True:
-        asked = []
-        for _ in range(2):
+        turns = list[dict[str, str]]()
+        for _ in range(4):
             text = " ".join("".join(rng.choice("abcdeot") for _ in range(rng.randint(3, 6))) for _ in range(3))
             letter = rng.choice("abcdeot")
-            asked.append((f'How many times does the letter "{letter}" appear in "{text}"?', str(text.count(letter))))
-        (example, number), (question, right) = asked
-        yield {"prompt": f"{example} Answer: {number}\n{question} Answer:", "answer": right}
+            asked, right = f'How many times does the letter "{letter}" appear in "{text}"?', str(text.count(letter))
+            turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": right}]
+        yield {"prompt": turns[:-1], "answer": right}
 
 
 def advice(rng: random.Random) -> Iterator[Row]:

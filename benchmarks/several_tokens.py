@@ -4,13 +4,13 @@
 
 The task is the one that `candidates.py` chooses, whose responses are in ``FOLDER/candidates``. For each seed: `TRAIN`
 prompts with `K` rollouts each, and `HELD_OUT` others with `SAMPLES` samples of each policy. ``offline``: a guide that
-reads the reference's states and a plain LoRA adapter, each for Best-of-8 (`aware`) and as ordinary RLHF, at `NATS` by
-the strength that their training chooses. ``online``: adapters trained by `fit_online` in TRL's loop on as many
-responses, to `ONLINE` prompts, for each of `METHODS`: with our law, as RLOO, and with the advantages of GRPO and of
-MaxRL; each is measured as trained and with ΔW times the factor that should bring it to `NATS`. Pairs are compared per
-prompt at the KL that both reach, where they are comparable (`seeds.AtOneKL`). Further words are settings, such as
-compute.processes=1. 95 % intervals over seeds and prompts. What is done is not repeated. Not
-timed; estimated from FLOPs, with responses of 27 tokens: eight hours of an idle core per seed, ten more on-policy.
+reads the reference's states and a LoRA adapter of the last ten layers, each for Best-of-8 (`aware`) and as ordinary
+RLHF, at `NATS` by the strength that their training chooses. ``online``: adapters trained by `fit_online` in TRL's loop
+on as many responses, to `ONLINE` prompts, for each of `METHODS`: with our law, as RLOO, and with the advantages of GRPO
+and of MaxRL; each is measured as trained and with ΔW times the factor that should bring it to `NATS`. Pairs are
+compared per prompt at the KL that both reach, where they are comparable (`seeds.AtOneKL`). Further words are settings,
+such as compute.processes=1. 95 % intervals over seeds and prompts. What is done is not repeated. Not timed; estimated
+from FLOPs, with responses of 27 tokens: three hours of an idle core per seed, ten more on-policy.
 """
 
 import inspect
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import torch
 from candidates import LONGEST, REFERENCE, chosen, measured, rows_of
 from candidates import check as is_right
-from letters import FORMS, RECIPE
+from letters import LORA, RECIPE
 from methods import LEARNING_RATE_FACTOR
 from own_tasks import infalign
 from pass_at_k import SERVED, cell, interval
@@ -39,7 +39,10 @@ TRAIN, HELD_OUT, K, SAMPLES, NATS = 1500, 400, 8, 16, 0.2
 KS = (1, 2, 4, 8, 16)
 ONLINE, GENERATIONS, RATE = 256, 8, 2.0e-4  # prompts, responses to each, and the rate of an offline adapter
 MOST = 8.0  # times ΔW, at most
-OFFLINE = {name: policy for name, policy in FORMS.items() if name.startswith("lora-")}
+OFFLINE = {  # adapters of the last ten layers train on stored states
+    f"lora-{name}": LORA.format(transform, "{rank: 16, layers: 10}")
+    for name, transform in (("aware", "optimal"), ("ordinary", "raw"))
+}
 METHODS: dict[str, str | None] = {"rloo-aware": None, "rloo": None, "grpo": "grpo", "maxrl": "maxrl"}  # advantages
 AWARE = "rloo-aware"
 LEADS = {  # each over the others

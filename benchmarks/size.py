@@ -89,7 +89,7 @@ def main() -> int:
     public = set(re.findall(r"import (\w+)", (source / "__init__.pyi").read_text(encoding="utf-8")))
     examples = (path for folder in EXAMPLES for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".ipynb"))
     private = {path: sum(is_private(node, public) for node in ast.walk(ast.parse(code_of(path)))) for path in examples}
-    keys = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").splitlines()
+    keys = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8").splitlines()
     found = {
         "source, lines": total,
         "source, statements": sum(len(list(statements(tree))) for tree in trees.values()),

@@ -20,7 +20,7 @@ from infalign.theory.choose import choose
 ROOT = Path(__file__).parents[1]
 PAGES = {
     name: (ROOT / "docs" / name).read_text(encoding="utf-8")
-    for name in ("theory.md", "derivations.md", "evaluation.md", "evaluate.md", "method.md")
+    for name in ("theory.md", "derivations.md", "evaluation.md", "measure.md", "method.md")
 }
 PAGE = PAGES["theory.md"]
 TYPED = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
@@ -78,7 +78,7 @@ def test_the_commands_run(command: str, main: Any, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "command", re.findall(r"^infalign (pass-at-k tests/logs/.*)", PAGES["evaluate.md"], re.MULTILINE)
+    "command", re.findall(r"^infalign (pass-at-k tests/logs/.*)", PAGES["measure.md"], re.MULTILINE)
 )
 def test_the_logs_of_other_tools_are_measured_as_the_page_says(
     command: str, main: Any, monkeypatch: pytest.MonkeyPatch

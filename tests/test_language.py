@@ -6,7 +6,7 @@ from pathlib import Path
 from messages import messages
 
 ROOT = Path(__file__).parents[1]
-GENERATED = ("recipe.md", "faults.md")
+GENERATED = ("keys.md", "faults.md")
 PAGES = {p.name: p.read_text("utf-8") for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in GENERATED}
 MOST_WORDS = {
     "theory.md": 2000,

@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_page_and_schema_are_what_the_settings_say() -> None:
     """If this fails, run ``python -m infalign.recipe.schema docs``."""
-    assert (DOCS / "recipe.md").read_text(encoding="utf-8") == reference()
+    assert (DOCS / "keys.md").read_text(encoding="utf-8") == reference()
     assert json.loads((DOCS / "recipe.schema.json").read_text(encoding="utf-8")) == json_schema()
 
 
@@ -37,6 +37,6 @@ def test_explain_says_type_default_and_meaning_of_what_contains_a_word(main: Any
     ]
     assert main("recipes", "--explain", "policies.aware.kl_budget")[1] == main("recipes", "--explain", "kl_budget")[1]
     assert main("recipes", "--explain", "data.sources.0.hub.id")[1].startswith("data.sources.N.hub.id\n")
-    for key, said in (("policies.aware.kl_budgt", "did you mean kl_budget?"), ("zzz", "docs/recipe.md lists all keys")):
+    for key, said in (("policies.aware.kl_budgt", "did you mean kl_budget?"), ("zzz", "docs/keys.md lists all keys")):
         code, out, err = main("recipes", "--explain", key)
         assert (code, out, err) == (2, "", f"infalign: no recipe key contains {key}; {said}\n")

@@ -17,7 +17,7 @@ Examples:
   infalign recipes --explain learning_rate       keys with this word
 
 Commands take the name of a built-in recipe (demo) or the path of a file, which
-ends in .yaml or .yml or has a folder in front (my.yaml, ./demo). docs/recipe.md
+ends in .yaml or .yml or has a folder in front (my.yaml, ./demo). docs/keys.md
 lists all keys.
 """
 

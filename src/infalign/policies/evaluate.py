@@ -62,9 +62,9 @@ def evaluate(
     """Return what a policy gains over its reference, both served by ``procedure``, on fresh responses.
 
     Models, prompts and ``drawing`` are as in `sample`, ``samples`` of each model for each prompt; the reward is as in
-    `score`. Numbers are the KL to the
-    reference in nats per response (the exact one of each token, along 8 responses per prompt), win rates over the
-    reference served alike, and pass@1 and pass@N for rewards of 0 and 1, else the mean reward that is served.
+    `score`. Numbers are the KL to the reference in nats per response (the exact one of each token, along 8 responses
+    per prompt), win rates over the reference served alike, and pass@1 and pass@N for rewards of 0 and 1, else the mean
+    reward that is served.
 
     Raises as `sample` and `score`; ConfigError for models with different tokenizers, DataError for fewer samples than
     the procedure needs and fewer than 2 prompts.

@@ -1,6 +1,6 @@
 """The JSON schema of a recipe, and its keys with type, default and meaning, as the schema has them.
 
-``python -m infalign.recipe.schema docs`` writes the page `recipe.md` and, for editors, `recipe.schema.json`.
+``python -m infalign.recipe.schema docs`` writes the page `keys.md` and, for editors, `recipe.schema.json`.
 """
 
 import json
@@ -81,7 +81,7 @@ def explained(words: str) -> list[Key]:
     any_of = {known: ".".join("*" if part in (NAME, NUMBER) else part for part in known.path) for known in keys}
     if not (found := [known for known in keys if words in known.name or fnmatchcase(words, any_of[known])]):
         hint = did_you_mean(words.rpartition(".")[2], [known.path[-1] for known in keys], after="; ")
-        raise ConfigError(f"no recipe key contains {words}{hint or '; docs/recipe.md lists all keys'}")
+        raise ConfigError(f"no recipe key contains {words}{hint or '; docs/keys.md lists all keys'}")
     return found
 
 
@@ -192,7 +192,7 @@ def _about(node: Node) -> str:
 
 def main(folder: str) -> None:
     """Write the page of all keys and the schema to a folder."""
-    write_text(Path(folder) / "recipe.md", reference())
+    write_text(Path(folder) / "keys.md", reference())
     write_text(Path(folder) / "recipe.schema.json", json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n")
 
 

@@ -70,10 +70,7 @@ def pass_at_k_by_kl(results: Numbers, k: str, looks: Mapping[str, Look]) -> Pict
     at |= {name: policy["kl"] for name, policy in results["policies"].items()}
     for name, kl in at.items():
         color, marker = (looks[name].color, looks[name].marker) if name in looks else (QUIET, "o")
-        found = {end: 100.0 * results["pass_at_k"][name][k][end] for end in kl}
-        axes.plot([kl["low"], kl["high"]], [found["mean"]] * 2, color=color)
-        axes.plot([kl["mean"]] * 2, [found["low"], found["high"]], color=color)
-        axes.plot(kl["mean"], found["mean"], marker, color=color, zorder=3, label=name)
+        _point(axes, kl, results["pass_at_k"][name][k], marker, color=color, label=name)
         said.append(f"{name}: KL {amount(kl)}, {share(results['pass_at_k'][name][k])} percent")
     axes.margins(0.08, 0.14)
     legend(figure)
@@ -100,11 +97,8 @@ def win_rate_by_kl(
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):
-            wins = {key: 100 * value for key, value in policy["win_rates"][judge][procedure].items()}
-            axes.plot([kl["low"], kl["high"]], [wins["mean"]] * 2, color=color)
-            axes.plot([kl["mean"]] * 2, [wins["low"], wins["high"]], color=color)
-            style = {"color": color, "markerfacecolor": fill, "zorder": 3}
-            axes.plot(kl["mean"], wins["mean"], looks[name].marker, **style, label=by(name, judge))
+            style = {"color": color, "markerfacecolor": fill, "label": by(name, judge)}
+            _point(axes, kl, policy["win_rates"][judge][procedure], looks[name].marker, **style)
     axes.plot(0, 50, "o", color=QUIET)
     axes.annotate("reference", (0, 50), (7, -3), textcoords="offset points", color=QUIET, va="top")
     axes.margins(0.08, 0.14)
@@ -175,6 +169,14 @@ def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
     legend(figure)
     caption = f"pass@k: how often one of k responses is right. Bands: {results['confidence']:.0%} intervals."
     return Picture("pass-at-k", figure, caption, f"pass@k against k: {'; '.join(ends)}.")
+
+
+def _point(axes: Any, kl: Numbers, found: Numbers, marker: str, **style: Any) -> None:
+    """Draw a share against KL, and both intervals."""
+    mean, low, high = (100.0 * found[key] for key in ("mean", "low", "high"))
+    axes.plot([kl["low"], kl["high"]], [mean, mean], color=style["color"])
+    axes.plot([kl["mean"], kl["mean"]], [low, high], color=style["color"])
+    axes.plot(kl["mean"], mean, marker, zorder=3, **style)
 
 
 def _band(axes: Any, by_n: Mapping[int, Numbers], color: str, marker: str, label: str) -> None:
