@@ -94,14 +94,13 @@ def reversing(rng: random.Random) -> Iterator[Row]:
 
 
 def counting(rng: random.Random) -> Iterator[Row]:
-    """Yield words of random letters with the question how many there are of one, after three examples."""
+    """Yield four to nine letters with the question how often one of them comes, after two examples."""
     while True:
-        turns = list[dict[str, str]]()
-        for _ in range(4):
-            text = " ".join("".join(rng.choice("abcdeot") for _ in range(rng.randint(3, 6))) for _ in range(3))
-            letter = rng.choice("abcdeot")
-            asked, right = f'How many times does the letter "{letter}" appear in "{text}"?', str(text.count(letter))
-            turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": right}]
+        turns = [{"role": "system", "content": "Count the letter."}]
+        for _ in range(3):
+            text, letter = " ".join(rng.choice("abcdeot") for _ in range(rng.randint(4, 9))), rng.choice("abcdeot")
+            right = str(text.count(letter))
+            turns += [{"role": "user", "content": f"{letter} in {text}?"}, {"role": "assistant", "content": right}]
         yield {"prompt": turns[:-1], "answer": right}
 
 

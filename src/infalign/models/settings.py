@@ -13,7 +13,7 @@ from infalign.core.settings import Count, Positive, Settings
 NEW_WEIGHTS_RATE, PRETRAINED_RATE, ADAPTER_RATE = 1e-3, 2e-5, 2e-4  # the last two keep what a pretrained model knows
 TRIAL_RATES = (0.3, 1.0, 3.0)  # learning rates that are tried, of the usual one
 TRIAL_SHARE = 0.25  # of the passes, for each of them
-SEEN_ROWS, MOST_PASSES = 100_000, 4.0  # of an offline policy whose length is found, at most
+SEEN_ROWS, MOST_PASSES = 100_000, 4.0  # of an offline policy by default, at most
 
 ANY_MODEL = "a folder, GGUF file, `package:NAME` of an installed package with either, or hub id"
 
@@ -59,8 +59,8 @@ class Fit(Settings):
 
     epochs: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None,
-        description="passes over the rows; may be a fraction; default 1, or for an offline policy until the held-out "
-        f"loss stops falling, up to {SEEN_ROWS:,} rows and {MOST_PASSES:g} passes",
+        description="passes over the rows; may be a fraction; default 1, or for an offline policy "
+        f"{SEEN_ROWS:,} rows, in at most {MOST_PASSES:g} passes",
     )
     batch_size: Count = Field(32, description="sequences (or pairs) per optimizer step")
     device_batch_size: Count | None = Field(None, description="sequences processed at once on the device; default: all")
@@ -89,7 +89,7 @@ class Fit(Settings):
         return 1.0 if self.epochs is None else self.epochs
 
     def passes_over(self, rollouts: float) -> float:
-        """Return the most passes over so many rollouts of an offline policy, whose length is found."""
+        """Return the passes over so many rollouts of an offline policy."""
         return min(SEEN_ROWS / rollouts, MOST_PASSES) if self.epochs is None else self.epochs
 
     @model_validator(mode="after")

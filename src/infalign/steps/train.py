@@ -108,7 +108,7 @@ def train_policy(
         if (table := policy.transformation).endswith(".json") and is_first():
             shutil.copyfile(table, job.model_dir / TRANSFORMATION)  # the model folder keeps what it was trained on
     held_out = [row["eval_loss"] for row in history if "eval_loss" in row]
-    losses = {"held_out_loss_start": held_out[0], "held_out_loss_best": min(held_out[1:])} if held_out else {}
+    losses = {"held_out_loss_start": held_out[0], "held_out_loss_end": held_out[-1]} if held_out else {}
     last: Summary = {key: history[-1][key] for key in LAST if key in history[-1]}
     betas = {} if law is None else {"beta": law.paper_beta, "trainer_beta": law.beta}
     return {**losses, **last, **betas, "history": history}

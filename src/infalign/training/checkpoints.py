@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,16 @@ from transformers import TrainerCallback
 from infalign.core.storage import flaws, inventory, write_text
 
 SEAL = "complete.json"
-STATE = "trainer_state.json"
 
 
 class SealCheckpoints(TrainerCallback):
-    """Seals every checkpoint once it is written, and only then removes older ones, except the best.
+    """Seals every checkpoint once it is written, and only then removes older ones.
 
     The state at an early stop is not kept as a checkpoint.
     """
 
     def __init__(self, folder: Path, wait_for_everyone: Callable[[], object]) -> None:
         self._folder, self._wait_for_everyone = folder, wait_for_everyone
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Find the best checkpoint in this folder, even if the folder was renamed since."""
-        if state.best_global_step:
-            state.best_model_checkpoint = str(self._folder / f"checkpoint-{state.best_global_step}")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Seal the checkpoint once all processes have written their part, `_save_checkpoint` overrides included."""
@@ -39,7 +33,7 @@ class SealCheckpoints(TrainerCallback):
             return
         seal(checkpoint)
         for step, older in _checkpoints(self._folder):
-            if step not in (state.global_step, state.best_global_step):
+            if step != state.global_step:
                 shutil.rmtree(older)
 
 
@@ -56,13 +50,12 @@ def find_unsealed(folder: Path) -> Path | None:
 def find_complete_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint, or None, and what is wrong with the incomplete ones, which are removed.
 
-    A checkpoint is complete if every file that its seal lists has the recorded size and hash. It also needs the
-    checkpoint of its best step, whose weights may become the final model.
+    A checkpoint is complete if every file that its seal lists has the recorded size and hash.
     """
     complete: dict[int, Path] = {}
     incomplete: list[str] = []
     for step, checkpoint in _checkpoints(folder):
-        found = _find_flaw(checkpoint, {step, *complete})
+        found = _find_flaw(checkpoint)
         if found is None:
             complete[step] = checkpoint
         else:
@@ -75,15 +68,12 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*"))
 
 
-def _find_flaw(checkpoint: Path, complete: Container[int]) -> str | None:
-    """Return how a checkpoint differs from its seal, or that its best is not among the complete ones, or None."""
+def _find_flaw(checkpoint: Path) -> str | None:
+    """Return how a checkpoint differs from its seal, or None."""
     try:
         files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{SEAL} is missing"
     except (ValueError, RecursionError):
         return f"{SEAL} is damaged"
-    if flaw := next(flaws(files, checkpoint), None):
-        return flaw
-    best = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["best_global_step"]
-    return None if best is None or best in complete else f"the best checkpoint, checkpoint-{best}, is incomplete"
+    return next(flaws(files, checkpoint), None)

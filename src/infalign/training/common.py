@@ -73,7 +73,6 @@ def trainer_config(kind: type[Configuration], fit: Fit, job: Job, **options: Any
         "logging_nan_inf_filter": False,  # a filter would log an earlier loss instead of NaN
         "save_strategy": "steps",
         "save_steps": 0.25,
-        "restore_callback_states_from_checkpoint": True,  # for the patience counter of early stopping
         "disable_tqdm": True,
         "dataloader_pin_memory": job.device != "cpu",
     }
@@ -189,7 +188,7 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
     trainer.add_callback(WatchLog(job.on_progress, resumed, job.folder))
     trainer.add_callback(TrimHeap())
     trainer.add_callback(SealCheckpoints(job.folder, trainer.accelerator.wait_for_everyone))
-    trainer.args.eval_on_start &= checkpoint is None  # on resuming, early stopping would count this evaluation
+    trainer.args.eval_on_start &= checkpoint is None  # it is in the log
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except InfalignError:

@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from peft import TaskType
 from torch import Tensor
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
@@ -33,15 +33,11 @@ from infalign.training.output_folder import Job
 VALIDATED = {
     "eval_strategy": "steps",
     "eval_steps": 0.2,
-    "save_steps": 0.2,
     "eval_on_start": True,
-    "load_best_model_at_end": True,
-    "metric_for_best_model": "eval_loss",
-    "greater_is_better": False,
     "remove_unused_columns": False,
     "label_names": ["number"],
 }
-HELD_OUT_EVERY = 10  # every tenth prompt is held out, to stop the training and to choose the policy's strength
+HELD_OUT_EVERY = 10  # every tenth prompt is held out, to choose the learning rate and the policy's strength
 PROMPT_EXAMPLES = 8  # examples of one prompt in a batch, which computes the prompt once
 HELD_OUT_EXAMPLES = 256, 1024  # at least and at most, of which the held-out loss is the mean
 HELD_OUT_SHARE = 1 / 16  # and between these, per training example: evaluations take an eighth of the training's time
@@ -98,8 +94,8 @@ def fit_to_rollouts(
     A rollout has prompt_id, prompt_ids, completion_ids and reference_logprob; those of one prompt are consecutive, and
     all have the order of the law. Raises DataError for a law of others. For a guide that reads the reference's states,
     or an adapter on the last layers, it may have them as ``states``, and as ``teacher_states`` for a teacher's guide
-    (`models.states`). A tenth of the prompts is held out, and the checkpoint with the lowest held-out loss is kept;
-    training stops after two evaluations without an improvement. Every epoch makes new examples and pairs.
+    (`models.states`). A tenth of the prompts is held out. Their loss is logged and chooses no checkpoint: it also rises
+    when a policy goes too far in the right direction, which a strength mends. Every epoch makes new examples and pairs.
     """
     training, evaluation = _examples(loss.objective, _by_prompt(rollouts, law), settings, job.seed)
     models = (model,) if loss.teacher is None else (model, loss.teacher)
@@ -115,7 +111,6 @@ def fit_to_rollouts(
         train_dataset=training,
         eval_dataset=evaluation,
         data_collator=_Collator(rollouts),
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
     with ExitStack() as stack:
         for packing in passes:

@@ -29,9 +29,9 @@ def fit_and_tune(
 ) -> FittedPolicy:
     """Fit a policy that begins as ``start()``, at its learning rate or the best of three.
 
-    Each of the three is tried for a quarter of the passes. The training with the one that has the lowest held-out loss
-    then begins anew and stops as `fit_to_rollouts` does, so a fit without epochs lasts until that loss stops falling. A
-    trial that was made before an interruption is not repeated; every training begins from the seed.
+    Each of the three is tried for a quarter of the passes, and the training begins anew with the one whose held-out
+    loss is then lowest. A trial that was made before an interruption is not repeated; every training begins from the
+    seed.
     """
 
     def begin() -> PreTrainedModel:
@@ -65,7 +65,7 @@ def usual_rate(model: PreTrainedModel, fit: Fit) -> float:
 def trial_loss(
     loss: RolloutRegression, model: PreTrainedModel, rollouts: Sequence[dict[str, Any]], law: Law, fit: Fit, job: Job
 ) -> float:
-    """Return the lowest held-out loss of a short training, of which nothing is kept; inf if it diverges."""
+    """Return the held-out loss after a short training, of which nothing is kept; inf if it diverges."""
     folder, named = job.folder / "trial", f"trying learning rate {fit.learning_rate:.2g}"
 
     def report(done: int, total: int, note: str) -> None:
@@ -81,5 +81,5 @@ def trial_loss(
     finally:
         free_memory()
         remove(folder)
-    _, *later = [row["eval_loss"] for row in history if "eval_loss" in row]
-    return float(min(later))
+    *_, last = (row["eval_loss"] for row in history if "eval_loss" in row)
+    return float(last)
