@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from io import StringIO
-from itertools import count
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import micro
 import pyarrow.parquet as pq
 import pytest
-import torch
 from enumerable import Enumerable
 from jobs import job_in
 from rich.console import Console
@@ -30,9 +28,6 @@ from infalign.steps import whole_run
 from infalign.steps.dry_run import print_plan
 from infalign.steps.train import coarse_ranks
 from infalign.training.common import run_training, trainer_config
-from infalign.training.objectives import Objective
-from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
-from infalign.training.solvers.qrpo import qrpo
 
 # Calibrated rewards of another model
 
@@ -116,17 +111,6 @@ def test_a_digest_is_of_what_a_model_computes(root: Path, tmp_path: Path) -> Non
 # A loss that is no number
 
 
-def failing_at(step: int) -> Objective:
-    """Return QRPO whose loss is NaN at one training step."""
-    well, steps = qrpo(), count(1)
-
-    def loss(*batch: Any) -> Any:
-        fails = torch.is_grad_enabled() and next(steps) == step  # gradients are off in an evaluation
-        return well.loss(*batch) * (nan if fails else 1.0)
-
-    return Objective(well.examples, loss)
-
-
 class NaNAt(Trainer):
     """Fine-tuning whose loss is NaN at one step."""
 
@@ -151,16 +135,6 @@ def test_a_loss_that_is_no_number_stops_the_training(
     with pytest.raises(InfalignError, match=f"at step {stopped} .* nan; {found(kept)}; lower fit.learning_rate"):
         run_training(trainer, job)
     assert_only_kept(kept, job.folder)
-
-
-def test_the_best_checkpoint_outlives_a_loss_that_is_no_number(case: Enumerable, tmp_path: Path) -> None:
-    """Of the 75 steps of an offline solver every 15th is evaluated and saved if it is the best so far."""
-    rollouts, (model, _) = case.rollouts(16), load_policy(case.folder)
-    fit = Fit(batch_size=16, epochs=75 * 16 / (27 * 16), learning_rate=3e-4)
-    job = job_in(tmp_path, seed=2)
-    with pytest.raises(InfalignError, match=f"training checkpoints diverged: at step 45 .* nan; {found(30)}"):
-        fit_to_rollouts(RolloutRegression(failing_at(45)), model, rollouts, case.law(16, "identity", 0.3), fit, job)
-    assert_only_kept(30, job.folder)
 
 
 def found(kept: int | None) -> str:

@@ -13,7 +13,8 @@ from infalign.core.settings import Count, Positive, Settings
 NEW_WEIGHTS_RATE, PRETRAINED_RATE, ADAPTER_RATE = 1e-3, 2e-5, 2e-4  # the last two keep what a pretrained model knows
 TRIAL_RATES = (0.3, 1.0, 3.0)  # learning rates that are tried, of the usual one
 TRIAL_SHARE = 0.25  # of the passes, for each of them
-SEEN_ROWS, MOST_PASSES = 100_000, 4.0  # of an offline policy by default, at most
+PROMPT_EXAMPLES = 8  # examples of one prompt that an offline policy has in a batch, which computes the prompt once
+SEEN_ROWS, MOST_PASSES = 100_000, 2.0  # of an offline policy by default, at most
 
 ANY_MODEL = "a folder, GGUF file, `package:NAME` of an installed package with either, or hub id"
 

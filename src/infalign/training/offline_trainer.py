@@ -24,7 +24,7 @@ from infalign.method.laws import Law
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logits import kl_from
 from infalign.models.packed import PackedBatch, can_pack, packing_if_possible
-from infalign.models.settings import Fit
+from infalign.models.settings import PROMPT_EXAMPLES, Fit
 from infalign.models.top_layers import starting_from_states
 from infalign.training.common import Fitted, LossTrainer, run_training, starting_weights, trainer_config, with_adapter
 from infalign.training.objectives import Objective
@@ -38,7 +38,6 @@ VALIDATED = {
     "label_names": ["number"],
 }
 HELD_OUT_EVERY = 10  # every tenth prompt is held out, to choose the learning rate and the policy's strength
-PROMPT_EXAMPLES = 8  # examples of one prompt in a batch, which computes the prompt once
 HELD_OUT_EXAMPLES = 256, 1024  # at least and at most, of which the held-out loss is the mean
 HELD_OUT_SHARE = 1 / 16  # and between these, per training example: evaluations take an eighth of the training's time
 MEASURED_ROLLOUTS = 32_768  # of held-out prompts, at most, on which strengths are measured

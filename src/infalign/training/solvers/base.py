@@ -20,7 +20,7 @@ from infalign.method.procedures import Served, Standard
 from infalign.method.shapings import parse_shaping
 from infalign.method.transforms import Identity, read_table
 from infalign.models.pretrained import load_policy
-from infalign.models.settings import Fit
+from infalign.models.settings import PROMPT_EXAMPLES, Fit
 from infalign.models.tokenizers import load_tokenizer
 from infalign.theory.aims import Aim, Best, StoredOptimum, Tilt
 from infalign.theory.law import MIN_KL
@@ -69,6 +69,12 @@ class Workload(NamedTuple):
     responses: int  # in each of them
     by_reference: int = 0  # how often the reference reads each of these
     drawn: float = 0.0  # responses, in all passes
+
+
+def in_batches(passes: float, rollouts: int) -> Workload:
+    """Return passes over stored rollouts, of which a batch has `PROMPT_EXAMPLES` of a prompt."""
+    each = min(PROMPT_EXAMPLES, rollouts)
+    return Workload(passes * rollouts / each, each)
 
 
 def absent(*_: object) -> Any:
@@ -133,7 +139,7 @@ class Solver(Kind):
 
     def workload(self, prompts: int, rollouts: int) -> Workload:
         """Return what it computes on so many prompts with so many stored rollouts each."""
-        return Workload(self.fit.passes, rollouts)
+        return in_batches(self.fit.passes, rollouts)
 
     @property
     def data_needs(self) -> DataNeeds:

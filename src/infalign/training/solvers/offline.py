@@ -12,7 +12,7 @@ from infalign.core.distributed import is_first
 from infalign.method.laws import Law
 from infalign.models.settings import TRIAL_RATES, TRIAL_SHARE, Fit, Lora
 from infalign.training.objectives import Objective
-from infalign.training.solvers.base import DataNeeds, History, Inputs, RecipeFacts, Solver, Workload
+from infalign.training.solvers.base import DataNeeds, History, Inputs, RecipeFacts, Solver, Workload, in_batches
 from infalign.training.solvers.guide import Guide, States
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Offline(Solver):
         """Return it with trials of learning rates; the reference reads beside a guide that has no stored states."""
         trials = 0 if self.fit.learning_rate is not None else len(TRIAL_RATES)
         passes = self.fit.passes_over(prompts * rollouts) * (1.0 + TRIAL_SHARE * trials)
-        return Workload(passes, rollouts, by_reference=int(self.guide is not None and self.guide.states is None))
+        by_reference = int(self.guide is not None and self.guide.states is None)
+        return in_batches(passes, rollouts)._replace(by_reference=by_reference)
 
     @property
     def trained_guide(self) -> Guide | None:
