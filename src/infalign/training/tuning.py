@@ -1,4 +1,4 @@
-"""A fit that tunes itself: the learning rate and the length that a recipe leaves open, found on held-out rollouts."""
+"""A fit that tunes itself: the learning rate that a recipe leaves open, found on held-out rollouts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
