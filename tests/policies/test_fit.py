@@ -20,7 +20,7 @@ from infalign.training.output_folder import Target
 from infalign.training.solvers import read_solver
 
 PROMPTS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
-HOW = {"epochs": 4, "learning_rate": 1e-2, "batch_size": 16}
+HOW = {"epochs": 4, "learning_rate": 3e-3, "batch_size": 16}
 
 
 def vowels(responses: list[str]) -> list[float]:
@@ -56,10 +56,10 @@ def test_stored_training_is_that_of_the_solver(model: str, rollouts: Rollouts, t
     from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
     from infalign.training.strength import choose_strength
 
-    law = tilted(score(vowels, rollouts), "exp:10", kl=0.5)
+    law, how = tilted(score(vowels, rollouts), "exp:10", kl=0.5), HOW | {"epochs": 2, "learning_rate": 1e-2}
     reference = Policy.of(model)
     before = {name: weight.clone() for name, weight in weights(reference).items()}
-    policy = fit(reference, rollouts, law, folder=tmp_path / "mine", **HOW)
+    policy = fit(reference, rollouts, law, folder=tmp_path / "mine", **how)
     assert equal(weights(reference), before)
     assert equal(weights(policy), weights(str(tmp_path / "mine")))
     asked, drawn = rollouts.prompts, rollouts.drawn.to_pylist()
@@ -72,7 +72,7 @@ def test_stored_training_is_that_of_the_solver(model: str, rollouts: Rollouts, t
     target = Target(tmp_path / "checkpoints", tmp_path / "theirs", 0, Compute(device="cpu"), ())
     with target.job(lambda *_: None) as job:
         loss = RolloutRegression(solver.objective(law))  # type: ignore[attr-defined]
-        fitted = fit_to_rollouts(loss, Policy.of(model).model, rows, law, Fit(**HOW), job)
+        fitted = fit_to_rollouts(loss, Policy.of(model).model, rows, law, Fit(**how), job)
         choose_strength(fitted, reference.model, rows, law, law.procedure)
         fitted.save(reference.tokenizer)
     for name, weight in weights(policy).items():
