@@ -239,7 +239,7 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
     )
     end, chosen = history[-1], ""
     if "tuned" in end:
-        chosen = f" Learning rate {end['tuned']['learning_rate']:.2g}, at most {end['tuned']['passes']:.2g} passes"
+        chosen = f" Learning rate {end['tuned']['learning_rate']:.2g}, {end['tuned']['passes']:.2g} passes"
         chosen += f", strength {end['strength']:.2g}." if end["strength"] else ", strength 0: the reference is kept."
     return Picture(f"training-{name}", figure, f"{title}: as logged.{chosen}", f"{title}: {', '.join(last)}.")
 
