@@ -94,7 +94,8 @@ def fit_to_rollouts(
     all have the order of the law. Raises DataError for a law of others. For a guide that reads the reference's states,
     or an adapter on the last layers, it may have them as ``states``, and as ``teacher_states`` for a teacher's guide
     (`models.states`). A tenth of the prompts is held out. Their loss is logged and chooses no checkpoint: it also rises
-    when a policy goes too far in the right direction, which a strength mends. Every epoch makes new examples and pairs.
+    when a policy goes too far in the right direction, which its strength corrects. Every epoch makes new examples and
+    pairs.
     """
     training, evaluation = _examples(loss.objective, _by_prompt(rollouts, law), settings, job.seed)
     models = (model,) if loss.teacher is None else (model, loss.teacher)

@@ -72,7 +72,7 @@ class Workload(NamedTuple):
 
 
 def in_batches(passes: float, rollouts: int) -> Workload:
-    """Return passes over stored rollouts, of which a batch has `PROMPT_EXAMPLES` of a prompt."""
+    """Return passes over stored rollouts in batches with `PROMPT_EXAMPLES` of each prompt."""
     each = min(PROMPT_EXAMPLES, rollouts)
     return Workload(passes * rollouts / each, each)
 
