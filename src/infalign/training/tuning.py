@@ -65,7 +65,7 @@ def usual_rate(model: PreTrainedModel, fit: Fit) -> float:
 def trial_loss(
     loss: RolloutRegression, model: PreTrainedModel, rollouts: Sequence[dict[str, Any]], law: Law, fit: Fit, job: Job
 ) -> float:
-    """Return the held-out loss after a short training, of which nothing is kept; inf if it diverges."""
+    """Return the held-out loss after a short training, whose model is thrown away; inf if it diverges."""
     folder, named = job.folder / "trial", f"trying learning rate {fit.learning_rate:.2g}"
 
     def report(done: int, total: int, note: str) -> None:
