@@ -26,7 +26,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
 from scipy.special import expit, log_expit, logit
-from seeds import Trained, over_seeds
+from seeds import Trained, mean_over_seeds, over_seeds
 from torch import Tensor
 
 from infalign import Policy, advantages, estimate
@@ -351,6 +351,16 @@ def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kls: Sequence[fl
                     f"{mean.mean:+.1f} ({mean.low:+.1f} to {mean.high:+.1f})",
                 ]
                 print(f"| {name} | {' | '.join(cells)} |")
+            print(f"\n| N whose pass@N is pass@{SERVED} of {ours}, {title} | {columns}")
+            for name in (name for name in ("reference", "ordinary") if name != ours):
+                aims = [mine.mean for mine in rates[nats, ours, SERVED]]
+                needed = [draws_for(one.values, aim) for one, aim in zip(rates[nats, name, 1], aims, strict=True)]
+                print(f"| {name} | {' | '.join(f'{one:.1f}' for one in needed)} | {mean_over_seeds(needed, 1)} |")
+
+
+def draws_for(right_P: np.ndarray, aim: float) -> float:
+    """Return the N, not rounded, whose pass@N is ``aim``; both in percent."""
+    return float(brentq(lambda n: 100.0 * np.mean(1.0 - (1.0 - right_P / 100.0) ** n) - aim, 1.0, 1000.0))
 
 
 if __name__ == "__main__":

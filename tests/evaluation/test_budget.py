@@ -80,6 +80,7 @@ def test_pass_rates_are_rewards(tmp_path: Path) -> None:
         ('{"pass_rate": 0.5}', None, "give --rollouts K, the number of rollouts"),
         ('{"pass_rate": 1.5}', 4, "line 1: pass_rate must be between 0 and 1, found 1.5"),
         ('{"pass_rate": "half"}', 4, "line 1: pass_rate must be between 0 and 1, found 'half'"),
+        ('{"pass_rate": 0.5}\n{"rate": 0.5}', 4, "line 2: pass_rate must be between 0 and 1, found None"),
         ('{"prompt_id": 1, "reward": 1}\n' * 2 + '{"prompt_id": 2, "reward": 0}', None, "1 to 2 rewards per prompt"),
         ('{"prompt_id": 1, "reference_rewards": [2.5, 2.5]}', None, "no prompt has two different rewards"),
     ):

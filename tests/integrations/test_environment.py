@@ -63,6 +63,8 @@ def test_the_core_gives_score_win_rate_and_reward(response: str) -> None:
     rank = np.mean([1.0 if reward > z else 0.5 if reward == z else 0.0 for z in REFERENCES])
     expected = {"score": np.exp(10 * (rank - 1)), "win_rate": rank, "reward": reward}
     assert score(PROMPT, response, REFERENCES)._asdict() == pytest.approx(expected)
+    called = [*PROMPT, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "4"}]
+    assert [turn["content"] for turn in conversation(called, None)] == [PROMPT[0]["content"], "", "4"]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from typing import Any
 
 import micro
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from faults.server import RolloutServer
 from transformers import AutoModelForSequenceClassification, MistralConfig, MistralForCausalLM
 
-from infalign import ClassifierReward, Rollouts, evaluate, sample, score
+from infalign import ClassifierReward, Rollouts, calibrate_prompts, evaluate, sample, score
 from infalign.core.errors import ConfigError, DataError
 from infalign.models.conversations import decode
 from infalign.models.policy import Policy
@@ -67,6 +68,9 @@ def test_a_folder_continues_and_grows(model: str, tmp_path: Path, monkeypatch: p
     assert (folder / "part-00000.parquet").read_bytes() == shard
     assert grown.texts == whole.texts == Rollouts.load(folder).texts
     assert "3 prompts × 6 responses" in repr(grown)
+    pq.write_table(grown.asked.replace_schema_metadata(None), folder / "prompts.parquet")
+    with pytest.raises(DataError, match="does not say how its rollouts were drawn"):
+        Rollouts.load(folder)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +139,9 @@ def test_a_reward_is_also_a_spelling_or_a_folder(model: str, tmp_path: Path, mon
     assert score("mine.py:letters", rollouts).tolist() == [[len(text) for text in row] for row in rollouts.texts]
     judged = ClassifierReward.load("reward")([rollouts.prompts.conversations[1]] * 4, rollouts.texts[1])
     np.testing.assert_allclose(score("reward", rollouts)[1], judged, rtol=1e-4, atol=1e-6)
+    asked = calibrate_prompts(model, PROMPTS[::2], "mine.py:letters", k=4, max_new_tokens=5)  # texts and rows
+    drawn = sample(model, PROMPTS[::2], 4, max_new_tokens=5)
+    np.testing.assert_array_equal(asked["reference_rewards"], np.sort(score("mine.py:letters", drawn)))
     with pytest.raises(DataError, match=r"reward letters, row 0 .*nan"):
         score(named("letters", lambda responses: [float("nan")] * len(responses)), rollouts)
 

@@ -169,6 +169,10 @@ def test_prompts_that_the_reward_leaves_out_are_as_if_they_were_not_there(model:
     found = weights(fit(model, rollouts, law, **HOW))
     assert equal(found, weights(fit(model, some, of_kept, **HOW)))
     assert not equal(found, weights(model))
+    few = np.full_like(rewards, np.nan)
+    few[1:3] = np.arange(8)
+    with pytest.raises(DataError, match="2 prompts have rewards, and a training needs at least 3"):
+        fit(model, rollouts, make(few), **HOW)
     rewards[1, 0] = np.nan
     with pytest.raises(DataError, match="rewards must be finite"):
         make(rewards)

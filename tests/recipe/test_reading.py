@@ -66,7 +66,7 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
         (f"policy.fit.batch_size={2**64}", "`policy.fit.batch_size`: must be a whole number of at most 64 bits"),
         ("policy.fit.epochs=1e18", "`policy.fit.epochs`: Input should be less than or equal to 10000"),
         ("compute.processes=100000", "`compute.processes`: Input should be less than or equal to 1024"),
-        ("policy.fit.epochs=true", "`policy.fit.epochs`: must be true or false, found True"),
+        ("policy.fit.epochs=true", "`policy.fit.epochs`: cannot be true or false, found True"),
         ("policy.fit.learning_rate=.nan", "`policy.fit.learning_rate`: Input should be a finite number, found nan"),
         ("data=[]", "`data` takes settings: folder, sources"),
         ("run_dir=''", "`run_dir`: String should have at least 1 character"),

@@ -114,7 +114,7 @@ def test_data_without_pairs_needs_a_reward_and_has_no_judge(main: Any, project: 
     """Demonstrations alone teach no reward; with one given the recipe is valid and names no judge."""
     code, _, err = main("init", "--data", "told.jsonl", "--policy", "./model")
     assert code == 2
-    assert "told.jsonl has no preference pairs" in err
+    assert "told.jsonl has no preference pairs to train a reward on (other columns: none)" in err
     assert main("init", "--data", "told.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")[0] == 0
     assert load_recipe("recipe.yaml").judge is None
 

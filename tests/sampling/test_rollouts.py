@@ -93,6 +93,10 @@ def test_both_engines_draw_the_same_responses(policy: tuple[Any, Any]) -> None:
     fast = SharedPrefixEngine(*policy, Sampling(30)).sample(PROMPT, "p", range(60))
     slow = TransformersEngine(*policy, Sampling(30)).sample(PROMPT, "p", range(60))
     assert [(r.token_ids, r.text, r.finish) for r in fast] == [(r.token_ids, r.text, r.finish) for r in slow]
+    (likeliest,) = {
+        r.token_ids for r in TransformersEngine(*policy, Sampling(5, greedy=True)).sample(PROMPT, "p", [1, 2])
+    }
+    assert likeliest == SharedPrefixEngine(*policy, Sampling(5, greedy=True)).sample(PROMPT, "p", [0])[0].token_ids
     assert [r.logprob for r in fast] == pytest.approx([r.logprob for r in slow], abs=1e-4)
     assert {response.finish for response in fast} == {"stop", "length"}
     for response in fast:

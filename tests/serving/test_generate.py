@@ -83,6 +83,8 @@ def test_a_checker_or_a_vote_chooses_the_answer(main: Any, trained_run: Path, tm
         sizes = [len(draw["text"]) % 3 for draw in answer["all"]]
         assert (answer["draws"], answer["procedure"]) == (8, "majority-of-8")
         assert sizes.count(sizes[answer["served"]]) == max(map(sizes.count, sizes))
+    code, _, err = main("generate", trained_run, *words, "--procedure", "majority-of-8", "--answer", f"{mine}:none")
+    assert (code, f"answer function '{mine}:none': {mine} has no function none" in err) == (2, True)
     code, _, err = main("generate", trained_run, "--prompt", PROMPTS[0], "--reward", f"{mine}:check")
     assert (code, "needs the column answer, which is missing in every row" in err) == (3, True)
     assert "columns come from metadata or --input; majority-of-8 needs no reward" in err

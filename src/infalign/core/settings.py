@@ -50,7 +50,7 @@ class Settings(BaseModel):
     @classmethod
     def _means_itself(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError(f"must be true or false, found {value}")
+            raise ValueError(f"cannot be true or false, found {value}")
         if isinstance(value, int) and value.bit_length() > 63:
             raise ValueError("must be a whole number of at most 64 bits")
         if isinstance(value, str) and NOT_IN_TEXT.search(value):

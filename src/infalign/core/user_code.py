@@ -20,12 +20,12 @@ from infalign.core.errors import ConfigError, InfalignError, StoppedError
 BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__, importlib.__file__, "<frozen importlib")
 
 
-def import_function(spec: str) -> Callable[..., Any]:
-    """Import the reward function ``package.module:function`` or ``folder/file.py:function``. Raises as `imported`."""
-    function: Callable[..., Any] | None = imported(spec, "reward function")
+def import_function(spec: str, what: str = "reward function") -> Callable[..., Any]:
+    """Import the function ``package.module:function`` or ``folder/file.py:function``. Raises as `imported`."""
+    function: Callable[..., Any] | None = imported(spec, what)
     if not callable(function):
         place, _, name = spec.rpartition(":")
-        raise ConfigError(f"reward function {spec!r}: {place} has no function {name}")
+        raise ConfigError(f"{what} {spec!r}: {place} has no function {name}")
     return function
 
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -92,8 +93,8 @@ def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
     A table with ``pass_rate`` instead has a row per prompt, the share of its ``rollouts`` that were right. Raises
     DataError for prompts with different numbers of rows, for a pass rate outside [0, 1] and as `read_reward_table`.
     """
-    rows = [(where, row["pass_rate"]) for where, row in read_rows(path) if "pass_rate" in row]
-    if rows:
+    rows: list[tuple[str, Any]] = [(where, row.get("pass_rate")) for where, row in read_rows(path)]
+    if any(rate is not None for _, rate in rows):
         if rollouts is None:
             raise DataError(f"{path} has pass rates; give --rollouts K, the number of rollouts per prompt behind them")
         rates_P = np.zeros(len(rows))

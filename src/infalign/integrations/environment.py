@@ -130,7 +130,8 @@ def conversation(prompt: Any, identity: str | None) -> list[Message]:
             "column `prompt` of calibrated.parquet"
         )
     messages = [
-        turn | {"role": str(turn["role"]), "content": str(turn["content"])} for turn in from_cell(map(dict, turns))
+        turn | {"role": str(turn["role"]), "content": "" if turn["content"] is None else str(turn["content"])}
+        for turn in from_cell(map(dict, turns))
     ]
     if identity is not None and prompt_id(messages) != identity:
         raise DataError(

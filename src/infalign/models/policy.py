@@ -57,7 +57,7 @@ def loaded(model: AnyModel, compute: Compute) -> tuple[Any, Any]:
 def identity(model: AnyModel) -> str:
     """Return what tells a model from others: the hash of its folder, its hub id, or the hash of its loaded weights."""
     if isinstance(model, str | Path):
-        return model_digest(str(model))
+        return model_digest(convert(locate_model(str(model))))
     import torch
 
     digest = blake2b(digest_size=16)

@@ -72,7 +72,8 @@ def calibrate_prompts(
     """
     from datasets import Dataset
 
-    asked = prompts if isinstance(prompts, Dataset) else Dataset.from_dict({"prompt": list(prompts)})
+    rows = [] if isinstance(prompts, Dataset) else [p if isinstance(p, Mapping) else {"prompt": p} for p in prompts]
+    asked = prompts if isinstance(prompts, Dataset) else Dataset.from_list(rows)
     if "reference_rewards" in asked.column_names:
         raise DataError("the dataset has the column reference_rewards already; rename or remove it")
     rewards_PK = np.sort(score(reward, sample(model, asked, k, **drawing)), axis=1)

@@ -15,6 +15,7 @@ import numpy as np
 from ruamel.yaml import YAML
 
 from infalign.core.errors import ConfigError
+from infalign.core.spelling import listed_names
 from infalign.core.storage import write_text
 from infalign.core.user_code import is_file
 from infalign.data.examples import Example, parse_example
@@ -57,13 +58,17 @@ def write_first_recipe(
     rows = islice(read_rows(data), LOOKED_AT) if is_file_name else ()
     examples = [parse_example(row, where) for where, row in rows]
     has_pairs = not is_file_name or any(example.rejected is not None for example in examples)
+    others = listed_names(sorted({name for example in examples for name in example.columns}), 12) or "none"
     recipe["run_dir"], recipe["procedure"] = f"runs/{path.stem}", respelled(procedure, partial(_from, path))
     for key, value in reversed(sources.items()):
         recipe["data"].insert(0, key, value)
     if policy != "scratch":
         recipe["policy"]["model"] = policy
     elif examples and not any(example.chosen for example in examples):
-        raise ConfigError(f"{data} has no responses to tune a new model on; give rows a completion, or name a model")
+        raise ConfigError(
+            f"{data} has no responses to tune a new model on (other columns: {others}); name them completion, or give "
+            "a model as --policy"
+        )
     if not has_pairs:
         del recipe["judge"]
         if policy == "scratch":  # of answers without words, such as codes, each longer token would have to be learned
@@ -74,7 +79,10 @@ def write_first_recipe(
         recipe["reward"] |= (given := _given_reward(reward, path))
         checked = "function" in given and _is_checker(reward, examples[:TRIED]) and not has_pairs
     elif not has_pairs:
-        raise ConfigError(f"{data} has no preference pairs to train a reward on; give --reward")
+        raise ConfigError(
+            f"{data} has no preference pairs to train a reward on (other columns: {others}); name the responses chosen "
+            "and rejected, or give --reward"
+        )
     elif policy == "scratch":
         aware["guide"]["trunk"] = "reward"
     if checked:

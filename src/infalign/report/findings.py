@@ -96,7 +96,7 @@ def _worthless(recipe: Recipe, record: Record) -> Iterator[str]:
             "all rollouts of each prompt have the same reward, so there is nothing to learn; use a reward that "
             "distinguishes responses"
         )
-    finds_strength = policy is not None and not policy.draws_per_response  # and said that it kept the reference
+    finds_strength = policy is not None and policy.has_objective  # and said that it kept the reference
     if summary.get("kl") == 0 and not finds_strength:
         yield "the KL is exactly 0, so the policy equals the reference; raise its fit.epochs or fit.learning_rate"
 

@@ -234,9 +234,8 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
             axes.set_ylabel(next(iter(panel.values())))
     if len(shown) == 1:
         legend(figure)
-    title = {"sft": "Supervised fine-tuning of the reference", "reward": "The reward model", "judge": "The judge"}.get(
-        name, f"Policy {name}"
-    )
+    titles = {"sft": "Supervised fine-tuning of the reference", "reward": "The reward model", "judge": "The judge"}
+    title = (titles | {"gold": "The gold reward"}).get(name, f"Policy {name}")
     end, chosen = history[-1], ""
     if "tuned" in end:
         chosen = f" Learning rate {end['tuned']['learning_rate']:.2g}, {end['tuned']['passes']:.2g} passes"

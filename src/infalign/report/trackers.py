@@ -22,6 +22,8 @@ def track(report_to: Sequence[str], results: dict[str, Any], layout: Layout) -> 
             )
             tracker = tracker_class("evaluation" if folder else PROJECT, **folder)
             tracker.start()
+            if not folder:  # the runs of all policies have one name
+                tracker.store_init_configuration({"run_dir": str(layout.root), "policy": name})
             tracker.log(measured(results, name), step=0)
             tracker.finish()
 

@@ -37,7 +37,8 @@ UNDEFINED_POLICY = "the model returns NaN or infinite logits; use an earlier che
 class Sampling:
     """How long responses may be, and the seed of their random streams. Raises `ConfigError` for a length below 1.
 
-    A ``greedy`` response has the likeliest token at each place. One of ``stop`` ends a response before it.
+    A ``greedy`` response has the likeliest token at each place. Engines do not read ``stop``: `serving.answers` cuts
+    responses before the first of these texts.
     """
 
     max_new_tokens: int

@@ -84,7 +84,9 @@ class Rollouts:
     def load(cls, folder: str | Path) -> Rollouts:
         """Read what `save`, or `sample` with a ``folder``, wrote. Raises DataError for what is missing or damaged."""
         asked = read_table(Path(folder) / PROMPTS)
-        k = json.loads(asked.schema.metadata[DRAWN_WITH])["k"]
+        if DRAWN_WITH not in (metadata := asked.schema.metadata or {}):
+            raise DataError(f"{folder}/{PROMPTS} does not say how its rollouts were drawn; sample them again")
+        k = json.loads(metadata[DRAWN_WITH])["k"]
         return cls(asked, read_rollouts(Path(folder), listed(asked, "prompt_id"), k))
 
 

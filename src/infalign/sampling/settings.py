@@ -44,8 +44,8 @@ class Rollout(Drawing):
     )
     minutes: Positive | None = Field(
         None,
-        description="only as many prompts as have their rollouts in this time, by the first run's estimate; with "
-        f"prompts: auto the default is {AUTO_MINUTES:g}",
+        description="with prompts: auto, only as many prompts as can be sampled in this time, by the first run's "
+        f"estimate; default {AUTO_MINUTES:g}",
     )
     k: DrawCount = Field(100, description="K, the number of rollouts per prompt; a rank needs at least 2")
 

@@ -57,7 +57,7 @@ class TransformersEngine(Engine):
 
         def pick(so_far: Tensor, logits: Tensor) -> Tensor:
             now = uniforms[:, so_far.shape[1] - len(prompt_ids)]
-            tokens, logprob = pick_tokens(logits, now, absent)
+            tokens, logprob = pick_tokens(logits, now, absent, [self.sampling.greedy] * len(indices))
             logprobs.append(logprob)
             return torch.full_like(logits, -torch.inf).scatter_(1, tokens[:, None], 0.0)
 

@@ -208,11 +208,10 @@ class ServedPolicy:
                         draws += await self._draw(asked, len(draws), number)
                         ask = serving.send(await asyncio.to_thread(self._votes, draws[-number:]))
                     case BaseQuantile(quantile):
-                        if asked.sampling.max_new_tokens < self.max_new_tokens:
+                        if asked.sampling.max_new_tokens < self.max_new_tokens or asked.sampling.stop:
                             raise RefusedError(
-                                "the base policy's quantile is unknown for responses of at most "
-                                f"{asked.sampling.max_new_tokens} tokens: its own have up to {self.max_new_tokens}; "
-                                "leave max_tokens out"
+                                "the base policy's quantile is unknown except for whole responses of up to "
+                                f"{self.max_new_tokens} tokens; leave max_tokens and stop out"
                             )
                         threshold, drawn = await self.base.quantile(asked, quantile)
                         base_draws += drawn

@@ -91,7 +91,7 @@ def open_policy(
 
 def finding_answers(policy: ServedPolicy, spec: str | None) -> ServedPolicy:
     """Return a policy whose majority votes on what the function ``spec`` finds in a text, by default all of it."""
-    return policy if spec is None else replace(policy, answer_in=import_function(spec))
+    return policy if spec is None else replace(policy, answer_in=import_function(spec, "answer function"))
 
 
 def _model(run: Run, name: str) -> str:

@@ -152,7 +152,7 @@ def _split(groups: Sequence[_Group]) -> tuple[Sequence[_Group], Sequence[_Group]
 
 
 def _by_prompt(rollouts: Sequence[dict[str, Any]], law: Law) -> list[_Group]:
-    """Return the groups of rollouts that a law gives log-ratios. Raises DataError unless it is one of them."""
+    """Return the groups of rollouts that a law gives log-ratios. Raises DataError unless it is of 3 or more."""
     sizes = [sum(1 for _ in rows) for _, rows in groupby(rollouts, key=itemgetter("prompt_id"))]
     ranges = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     if [len(own) for own in ranges] != [len(row) for row in law.rewards_PK]:
@@ -160,6 +160,8 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]], law: Law) -> list[_Group]:
             f"the law has {len(law.rewards_PK)} prompts, and the rollouts {len(ranges)} or other numbers per prompt; "
             "make the law from the rewards of these rollouts"
         )
+    if len(ranges) < 3:  # two are held out
+        raise DataError(f"{len(ranges)} prompts have rewards, and a training needs at least 3; use more prompts")
     return [_Group(own.start, *rows) for own, *rows in zip(ranges, law.rewards_PK, law.log_ratios_PK, strict=True)]
 
 
