@@ -74,7 +74,7 @@ class Method:
 
 METHODS = {
     "qrpo": Method("QRPO on the procedure's transformation", "qrpo", AWARE, ours=True),
-    "qrpo-identity": Method("QRPO on the identity: ordinary RLHF on the win rate", "qrpo", "identity"),
+    "qrpo-identity": Method("QRPO on the identity: RLHF on the win rate", "qrpo", "identity"),
     "qrpo-raw": Method("QRPO on the raw reward: ordinary RLHF", "qrpo", "raw"),
     "qrpo-raw-prompt": Method("QRPO on the reward standardized per prompt", "qrpo", "raw-prompt"),
     "resample": Method("fine-tuning on weighted rollouts, same transformation", "resample", AWARE),

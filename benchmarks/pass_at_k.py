@@ -4,11 +4,11 @@ For each seed: the reference, rollouts and offline policies of the recipe `demo`
 on-policy (`ON_POLICY`), which draw 500 × 512 responses where the offline ones have 4,000 × 32. All 81 answers ``Take a
 b`` to each of 500 held-out prompts are enumerated, anything else is one class, so pass@k is exact, and every policy is
 brought to one KL by a factor on its log-ratio to the reference. `most pass@8` is the best that any policy has there,
-`most pass@1` what ordinary RLHF would end at. On-policy methods with a KL term have it in the reward,
-and β is steered to the KL while they train; the others spend what they spend. ``demo`` trains none but the demo's own,
-``forms`` besides them a student of `aware` and plain models (`FORMS`). ``FOLDER/demo.png`` shows the demo's policies.
-What is done is not repeated. Intervals: 95 %, over seeds and prompts. Twenty minutes of one core per seed, five with
-``demo``.
+`most pass@1` what ordinary RLHF would end at. A last table has the N whose pass@N is our pass@8. On-policy methods with
+a KL term have it in the reward, and β is steered to the KL while they train; the others spend what they spend. ``demo``
+trains none but the demo's own, ``forms`` besides them a student of `aware` and plain models (`FORMS`).
+``FOLDER/demo.png`` shows the demo's policies. What is done is not repeated. Intervals: 95 %, over seeds and prompts.
+Twenty minutes of one core per seed, five with ``demo``.
 """
 
 import re

@@ -112,7 +112,7 @@ def untrusted(lab: Lab, name: str, change: Callable[[Path, Path], None], load: C
     brief=True,
 )
 def bad_template(lab: Lab, template: str) -> Seen:
-    """A chat template is torn or evil → The folder and the template's error; it stays in its sandbox."""
+    """A chat template is torn or malicious → The folder and the template's error; it stays in its sandbox."""
     folder = lab.model("reference")
     (folder / "chat_template.jinja").write_text(template.replace("MARK", str(lab.folder / "mark")))
     return harmless(lab, lambda: load_tokenizer(folder))

@@ -143,7 +143,7 @@ RECIPE = write_yaml(micro.settings(Path("RUN")))
     brief=("a misspelled key", "Python"),
 )
 def unread(lab: Lab, text: str, *settings: str) -> Seen:
-    """A recipe is wrong, evil or none → The key, what was found and what is allowed; its Python does not run."""
+    """A recipe is wrong, malicious or none → The key, what was found and what is allowed; its Python does not run."""
     root, path, mark = lab.copy(), lab.folder / "recipe.yaml", lab.folder / "mark"
     path.write_bytes(text.replace("RUN", str(root)).replace("MARK", str(mark)).encode("latin1"))
     with untouched(root):

@@ -13,7 +13,7 @@ from infalign.recipe.reading import dump_recipe, load_recipe
 
 @fault(2, {"untrained": False, "its tokenizer differs": True}, brief=("untrained",))
 def no_policy(lab: Lab, elsewhere: bool) -> Seen:
-    """The policy to serve is not trained, or has its tokenizer differs → The step that trains it, or the folder."""
+    """A policy to serve is not trained, or its tokenizer differs → The step that trains it, or the folder."""
     if elsewhere:
         folder = lab.model("aware")
         words = train_tokenizer(["Quite another text, with other words!"] * 9, Scratch(**micro.SCRATCH))

@@ -45,7 +45,7 @@ Use any OpenAI client with base_url http://localhost:8080/v1. The model is the
 policy's name; append another procedure after a colon: aware:worst-of-8,
 aware:standard, aware:rewind:0.85:32. Completion tokens count all samples.
 /v1/models, /health and /metrics are served too.
-temperature and top_p must be 1: the policy was trained and measured there.
+temperature must be 1, where the policy was trained and measured, or 0; top_p 1.
 A --host other than this machine needs a token in INFALIGN_SERVE_TOKEN, which
 clients send as their API key.
 With --engine-url, another server such as vLLM samples (INFALIGN_ENGINE_KEY holds

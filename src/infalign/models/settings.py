@@ -50,7 +50,7 @@ class Lora(Settings):
     layers: Count | None = Field(
         None,
         description=(
-            "train only the last layers; what offline policies read below them is computed once and kept on disk"
+            "train only the last layers; for offline policies the states below them are computed once and kept on disk"
         ),
     )
 

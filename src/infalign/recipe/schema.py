@@ -171,6 +171,8 @@ def _discriminator(kinds: list[Node]) -> str:
 def _type(node: Node) -> str:
     if "anyOf" in node:  # one text, or several
         first, second, *_ = node["anyOf"]
+        if "const" in second:
+            return f"{_type(first)}, or {second['const']}"
         return f"{_type(first)}, or {'mapping' if second['type'] == 'object' else 'list of it'}"
     if "enum" in node:
         return " | ".join(node["enum"])

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from infalign.core.settings import Count, DrawCount, Positive, Settings, one_of
 from infalign.sampling import server, shared_prefix, transformers
@@ -20,6 +20,7 @@ else:
 
 
 MOST_PROMPTS, AUTO_MINUTES = 4000, 10.0
+NUMBER_OR_AUTO = {"anyOf": [{"type": "integer", "minimum": 4}, {"type": "string", "const": "auto"}]}
 
 
 class Drawing(Settings):
@@ -39,7 +40,7 @@ class DrawingOptions(TypedDict, total=False):
 class Rollout(Drawing):
     """K responses for each training prompt, drawn from the reference policy at temperature 1 without truncation."""
 
-    prompts: Annotated[int, Field(ge=4)] = Field(
+    prompts: Annotated[int, Field(ge=4), WithJsonSchema(NUMBER_OR_AUTO)] = Field(
         256, description=f"maximum number of training prompts with rollouts; `auto`: {MOST_PROMPTS:,}, within minutes"
     )
     minutes: Positive | None = Field(

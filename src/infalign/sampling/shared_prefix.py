@@ -257,7 +257,7 @@ def _prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Layers]:
 
 
 class Settings(EngineSettings):
-    """The default: the sampler of infalign, `SharedPrefixEngine`."""
+    """The sampler of infalign, `SharedPrefixEngine`."""
 
     kind: Literal["shared-prefix"] = "shared-prefix"
 

@@ -90,7 +90,7 @@ def unpadded(tensors: dict[str, Any], kind: str) -> list[list[int]]:
 
 
 class Settings(OnPolicy):
-    """Settings of bond, which has no β: it trains until it has spent the KL budget."""
+    """BOND, which has no β: it trains until it has spent the KL budget."""
 
     draws_per_response: ClassVar[int] = 3  # each response comes with two anchor responses
 
