@@ -7,7 +7,7 @@ seconds.
 
 from rank_correlation import law_at_rank_correlation
 
-from infalign import BestOfN, law_at_kl, optimal, parse_transform
+from infalign import BestOfN, law_at_kl, parse_transform, rank_optimum
 
 N = 4
 
@@ -19,7 +19,7 @@ def main() -> None:
     for rho in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
         for kl in (0.25, 0.5, 1.0):
             plain, aware = (win_rate(rho, name, kl) for name in ("identity", "exp:10"))
-            zero, one = law_at_kl("identity", kl=kl).win_rate(BestOfN(N)), optimal(BestOfN(N), kl=kl).win_rate
+            zero, one = law_at_kl("identity", kl=kl).win_rate(BestOfN(N)), rank_optimum(BestOfN(N), kl=kl).win_rate
             share = (aware - zero) / (one - zero)
             print(
                 f"| {rho} | {kl} | {100 * plain:.1f} | {100 * aware:.1f} | {100 * (aware - plain):+.1f} | {share:.2f} |"

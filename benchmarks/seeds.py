@@ -24,8 +24,8 @@ from infalign import (
     WorstOfN,
     estimate,
     law_at_kl,
-    optimal,
     parse_procedure,
+    rank_optimum,
     win_rates_of,
 )
 from infalign.report.equal_kl import AtOneKL, Matched, matched  # methods are compared as in a report
@@ -240,7 +240,7 @@ def share_of_gap(seed: Seed, name: str) -> np.ndarray | None:
     if kl < MIN_KL:
         return None
     try:
-        identity, optimum = law_at_kl("identity", kl=kl).win_rate(procedure), optimal(procedure, kl=kl).win_rate
+        identity, optimum = law_at_kl("identity", kl=kl).win_rate(procedure), rank_optimum(procedure, kl=kl).win_rate
     except ConfigError:  # a policy that ran away
         return None
     if optimum - identity <= MIN_GAP:

@@ -23,9 +23,9 @@ from infalign import (
     calibrate,
     estimate,
     law_at_kl,
-    optimal,
     parse_procedure,
     parse_transform,
+    rank_optimum,
 )
 
 ANALYTIC_PROCEDURES = ("standard", "best-of-2", "best-of-4", "worst-of-2", "worst-of-4")
@@ -73,7 +73,7 @@ def sweep(procedure: Any, transform: str) -> list[Point]:
     points = list[Point]()
     for kl in map(float, SWEEP):
         try:
-            best = optimal(procedure, kl=kl) if transform == "optimal" else None
+            best = rank_optimum(procedure, kl=kl) if transform == "optimal" else None
             law = best.law if best else law_at_kl(parse_transform(transform), kl=kl)
         except ConfigError:
             break

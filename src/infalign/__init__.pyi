@@ -50,7 +50,7 @@ from infalign.theory.aims import tilted as tilted
 from infalign.theory.choose import choose as choose
 from infalign.theory.law import law_at_kl as law_at_kl
 from infalign.theory.law import training_beta as training_beta
-from infalign.theory.optimum import optimal as optimal
+from infalign.theory.optimum import rank_optimum as rank_optimum
 from infalign.training.fit import fit as fit
 from infalign.training.fit import fit_online as fit_online
 

@@ -37,7 +37,7 @@ from infalign.method.procedures import (
 from infalign.method.transforms import Identity
 from infalign.theory.choose import choose
 from infalign.theory.law import aligned_law, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 
 # Sample weights
 
@@ -290,7 +290,7 @@ def test_an_own_procedure_is_the_one_that_it_says(tmp_path: Path, name: str) -> 
         assert read.name == spelling.replace("best-of-4", f"own_best.py:{name}")
         assert pickle.loads(pickle.dumps(read)) == read
         assert read.weights(rewards) == pytest.approx(known.weights(rewards), abs=1e-12)
-        assert optimal(read, kl=0.5).win_rate == pytest.approx(optimal(known, kl=0.5).win_rate, abs=1e-12)
+        assert rank_optimum(read, kl=0.5).win_rate == pytest.approx(rank_optimum(known, kl=0.5).win_rate, abs=1e-12)
         sums = optimum(rewards, read, kl=0.1, objective="reward").probabilities_PK  # type: ignore[arg-type]
         assert sums == pytest.approx(optimum(rewards, known, kl=0.1, objective="reward").probabilities_PK, abs=1e-9)  # type: ignore[arg-type]
     serving = parse_procedure(own).serving(np.random.default_rng(0))
@@ -335,7 +335,7 @@ def test_what_is_no_rank_procedure_has_no_law(tmp_path: Path) -> None:
     policy, reference = [[0.7, 0.9], [1.2, 0.1]], [[0.5, 0.3], [0.9, 0.2]]
     assert win_rates(policy, reference, own).mean == win_rates(policy, reference, "standard").mean
     for needs_law in (
-        partial(optimal, own, kl=1.0),
+        partial(rank_optimum, own, kl=1.0),
         partial(choose, own, kl=0.5),
         lambda: law_at_kl(Identity(), kl=1.0).win_rate(parse_procedure(own)),
         partial(optimum, policy, own, kl=0.1, objective="reward"),

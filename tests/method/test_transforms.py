@@ -25,7 +25,7 @@ from infalign.method.transforms import (
     parse_transform,
 )
 from infalign.theory.law import aligned_law, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 
 NAMED = [Identity(), Log(), Exponential(5), Exponential(-10), Exponential(0.5), Power(7), Power(-7), Power(0.5)]
 
@@ -87,7 +87,7 @@ def test_a_name_that_is_none_is_refused(name: str, message: str) -> None:
 )
 def test_a_table_round_trips_through_its_file(procedure: BestOfN | WorstOfN | RewindAndRepeat, tmp_path: Path) -> None:
     """A solved optimum written as JSON and read again is the same to the last bit, and so is its law."""
-    table = optimal(procedure, kl=0.5).transform
+    table = rank_optimum(procedure, kl=0.5).transform
     (tmp_path / "optimum.json").write_text(table.to_json(), encoding="utf-8")
     read = parse_transform(str(tmp_path / "optimum.json"))
     assert isinstance(read, Tabulated)
@@ -125,7 +125,7 @@ def test_knots_may_lie_at_any_distance() -> None:
 @pytest.mark.parametrize("quantile", [0.85, 0.3, 0.001, 0.999, 0.5, 1 / 3])
 def test_a_rank_exactly_at_the_threshold_passes(quantile: float) -> None:
     """The optimum of Rewind-and-Repeat jumps where a response passes: at the quantile itself, not beyond."""
-    optimum = optimal(RewindAndRepeat(quantile, 8), beta=0.3)
+    optimum = rank_optimum(RewindAndRepeat(quantile, 8), beta=0.3)
     at, below = optimum.transform(np.array([quantile, quantile - 1e-12]))
     above = float(optimum.transform(quantile + 1e-12))
     assert above == pytest.approx(float(at), abs=1e-9)

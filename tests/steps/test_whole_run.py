@@ -27,7 +27,7 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.steps import train, whole_run
 from infalign.steps.dry_run import print_plan
 from infalign.steps.run import Run
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 
 POLICIES = ["aware", "plain", "online"]
 CARDS = [f"card-{name}" for name in POLICIES]
@@ -141,7 +141,7 @@ def test_a_changed_judge_costs_its_own_training_and_scores_only(root: Path) -> N
 def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Path, tmp_path: Path) -> None:
     """A recipe takes a table by its path; its content decides what is redone, and the policy's folder keeps it."""
     table, elsewhere = tmp_path / "best.json", tmp_path / "moved.json"
-    table.write_text(optimal(BestOfN(4), kl=0.5).transform.to_json())
+    table.write_text(rank_optimum(BestOfN(4), kl=0.5).transform.to_json())
     expected = ["law-plain", "train-plain", *micro.evaluation("plain"), "results", "report", *CARDS]
     assert micro.again(root, f"policies.plain.transform={table}") == expected
     kept = parse_transform(str(Layout(root).model("plain") / "transformation.json"))
@@ -149,7 +149,7 @@ def test_a_solved_transformation_travels_with_the_policy_trained_on_it(root: Pat
     assert (kept(ranks) == parse_transform(str(table))(ranks)).all()
     table.rename(elsewhere)
     assert micro.again(root, f"policies.plain.transform={elsewhere}") == []
-    elsewhere.write_text(optimal(BestOfN(4), kl=0.4).transform.to_json())
+    elsewhere.write_text(rank_optimum(BestOfN(4), kl=0.4).transform.to_json())
     assert micro.again(root, f"policies.plain.transform={elsewhere}") == expected
 
 

@@ -13,7 +13,7 @@ from infalign.theory.choose import choose
 from infalign.theory.curve import curve_point, parse_transform_or_optimum
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import aligned_law, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 from infalign.theory.tabulation import smoothed, tabulated
 
 
@@ -87,7 +87,7 @@ def test_smoothing_an_exponential_has_a_closed_form(t: float, rollouts: int) -> 
 def test_smoothing_is_the_mean_over_all_counts_and_leaves_identity_alone() -> None:
     """For any Φ it is the binomial mean, log's rank 0 taken at 1/(2K); the mean of Ĉ itself is u."""
     u, counts = np.linspace(0.01, 0.99, 31), np.arange(13)
-    for transform in (Log(), optimal(BestOfN(4), kl=0.5).transform):
+    for transform in (Log(), rank_optimum(BestOfN(4), kl=0.5).transform):
         phi = np.asarray(transform(np.where(counts == 0, 0.5 if transform.name == "log" else 0.0, counts) / 12))
         exact = binom.pmf(counts, 12, u[:, None]) @ phi - phi[-1]
         table = smoothed(transform, 12)
@@ -103,7 +103,7 @@ def test_finite_rollouts_turn_the_ranking_around() -> None:
     ranking = choose(BestOfN(32), kl=0.5, rollouts=100)
     optimum = next(c for c in ranking.candidates if c.transform.name.startswith("optimal"))
     assert optimum.limit == max(c.limit for c in ranking.candidates)
-    assert optimum.limit == pytest.approx(optimal(BestOfN(32), kl=0.5).win_rate, abs=1e-9)
+    assert optimum.limit == pytest.approx(rank_optimum(BestOfN(32), kl=0.5).win_rate, abs=1e-9)
     assert optimum.behind > 5 * optimum.behind_error > 0
     assert isinstance(ranking.recommended.transform, Exponential)
     assert ranking.recommended is ranking.candidates[0]

@@ -8,7 +8,7 @@ from finite_optima import best_law, stationary_laws
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, win
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, WorstOfN, parse_procedure
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 
 RANKED = ["standard", "best-of-4", "worst-of-3", "2nd-best-of-5", "0.3*best-of-8+0.7*standard"]
 RANKED += ["0.5*best-of-2+0.5*worst-of-4"]
@@ -119,7 +119,7 @@ def test_many_equal_atoms_approach_the_continuous_optimum(
 ) -> None:
     """With 4000 equally likely responses, of which none beats the optimum, win rate and β are the continuous ones."""
     procedure, served_by = parse_procedure(name), parse_procedure(base) if base else None
-    found, known = (solve(procedure, kl=kl, base=served_by) for solve in (uniform(4000).optimum, optimal))
+    found, known = (solve(procedure, kl=kl, base=served_by) for solve in (uniform(4000).optimum, rank_optimum))
     assert found.value == pytest.approx(known.win_rate, abs=tolerance)
     assert found.beta == pytest.approx(known.beta, rel=2e-3)
 

@@ -22,7 +22,7 @@ from infalign.method.procedures import (
 from infalign.method.transforms import Identity, Power, parse_transform
 from infalign.theory.contest import Contest
 from infalign.theory.law import aligned_law, law_at_kl
-from infalign.theory.optimum import optimal, stationarity
+from infalign.theory.optimum import rank_optimum, stationarity
 
 # Known answers
 
@@ -53,7 +53,7 @@ KNOWN = [  # W and KL at β = 1, 0.1 and 0.01, from Taylor series in 40 digits o
 )
 def test_known_optima(name: str, beta: float, win_rate: float, kl: float) -> None:
     """Best- and Worst-of-N have the win rate and KL of the series to 1e-11, and as a law of the table."""
-    optimum = optimal(parse_procedure(name), beta=beta)
+    optimum = rank_optimum(parse_procedure(name), beta=beta)
     assert (optimum.win_rate, optimum.kl) == pytest.approx((win_rate, kl), abs=1e-11)
     assert optimum.law.win_rate(optimum.procedure) == pytest.approx(optimum.win_rate, abs=1e-9)
     assert optimum.law.kl == pytest.approx(optimum.kl, abs=1e-9)
@@ -65,7 +65,7 @@ def test_known_optima(name: str, beta: float, win_rate: float, kl: float) -> Non
 def test_known_optima_of_rewind(beta: float, win_rate: float, kl: float, draws: float) -> None:
     """The paper's Rewind-and-Repeat has the known win rate, KL and draws."""
     procedure = RewindAndRepeat(0.85, 32)
-    optimum = optimal(procedure, beta=beta)
+    optimum = rank_optimum(procedure, beta=beta)
     assert optimum.win_rate == pytest.approx(win_rate, abs=1e-6)
     assert optimum.kl == pytest.approx(kl, abs=1e-6)
     assert optimum.law.draws(procedure) == pytest.approx(draws, abs=5e-3)
@@ -77,7 +77,7 @@ def test_at_small_kl_the_power_is_optimal(procedure: BestOfN | WorstOfN) -> None
     """W − 1/2 ≈ √(2·V_N·KL) with V_N in closed form, and u^{2N−1} or its mirror reaches it."""
     n, kl = procedure.n, 1e-8
     slope = n**4 / (2 * n - 1) ** 2 * (1 / (4 * n - 1) - 1 / (4 * n**2))
-    best = optimal(procedure, kl=kl).win_rate - 0.5
+    best = rank_optimum(procedure, kl=kl).win_rate - 0.5
     assert best == pytest.approx(np.sqrt(2 * slope * kl), rel=2e-3)
     power = Power((2 * n - 1) * (1 if isinstance(procedure, BestOfN) else -1))
     assert law_at_kl(power, kl=kl).win_rate(procedure) - 0.5 == pytest.approx(best, rel=2e-3)
@@ -91,7 +91,7 @@ def test_at_small_kl_the_power_is_optimal(procedure: BestOfN | WorstOfN) -> None
 def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
     """W and KL of an optimum's law satisfy the exact identities with the density at its end, over six decades of β."""
     for procedure, end in ((BestOfN(n), -1), (WorstOfN(n), 0)):
-        optimum = optimal(procedure, beta=beta)
+        optimum = rank_optimum(procedure, beta=beta)
         assert optimum.self_check < 1e-9
         assert optimum.residual < 1e-7
         law = optimum.law
@@ -110,7 +110,7 @@ def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
 def test_large_n_works(n: int, beta: float) -> None:
     """For N in the thousands the win rate is right to 1e-6, and the self-check says how right."""
     for procedure in (BestOfN(n), WorstOfN(n)):
-        optimum = optimal(procedure, beta=beta)
+        optimum = rank_optimum(procedure, beta=beta)
         assert optimum.law.win_rate(procedure) == pytest.approx(optimum.win_rate, abs=2 * optimum.self_check + 1e-12)
         assert optimum.self_check < 1e-6
     assert optimum.win_rate == pytest.approx(1 - beta / n, abs=1e-9) or beta > 1
@@ -120,7 +120,7 @@ def test_large_n_works(n: int, beta: float) -> None:
 @pytest.mark.parametrize("procedure", [Standard(), BestOfN(1), kth_best(1, 1), RewindAndRepeat(0.3, 1)])
 def test_one_draw_is_optimal_under_the_identity(procedure: Served, beta: float) -> None:
     """Whatever serves one plain draw has Φ(u) = u as its optimum."""
-    optimum, law = optimal(procedure, beta=beta), aligned_law(Identity(), beta=beta)
+    optimum, law = rank_optimum(procedure, beta=beta), aligned_law(Identity(), beta=beta)
     assert optimum.kl == pytest.approx(law.kl, abs=1e-9)
     assert optimum.win_rate == pytest.approx(law.win_rate(Standard()), abs=1e-9)
     u = np.linspace(0.01, 1.0, 100)
@@ -134,7 +134,7 @@ def test_one_draw_is_optimal_under_the_identity(procedure: Served, beta: float) 
 @pytest.mark.parametrize(("beta", "value"), [(0.5, 7.8e-5), (0.3, 7.8e-5), (0.2, 0.1213)])
 def test_the_best_of_several_stationary_points_is_returned(beta: float, value: float) -> None:
     """Worst-of-8 against a base served by Best-of-8 has one or three stationary points; the best one jumps."""
-    optimum = optimal(WorstOfN(8), base=BestOfN(8), beta=beta)
+    optimum = rank_optimum(WorstOfN(8), base=BestOfN(8), beta=beta)
     assert optimum.win_rate - beta * optimum.kl == pytest.approx(value, abs=5e-5)
 
 
@@ -148,13 +148,13 @@ SLOW_BUDGETS = [pytest.param(one, kl, marks=pytest.mark.slow) for one in SLOW fo
 @pytest.mark.parametrize(("procedure", "kl"), [*BUDGETS, *SLOW_BUDGETS])
 def test_a_budget_is_spent(procedure: Served, kl: float) -> None:
     """The optimum at a KL budget has that KL, is the optimum at its β, and wins at least what half the budget wins."""
-    optimum = optimal(procedure, kl=kl)
+    optimum = rank_optimum(procedure, kl=kl)
     assert optimum.kl == pytest.approx(kl, rel=1e-7, abs=1e-9 if kl > 1e-9 else 0.0)
     assert optimum.law.kl == pytest.approx(kl, abs=1e-9 + optimum.self_check)
     if kl <= 1:  # beyond, β is below what is solved for directly
-        again = optimal(procedure, beta=optimum.beta)
+        again = rank_optimum(procedure, beta=optimum.beta)
         assert (again.win_rate, again.kl) == pytest.approx((optimum.win_rate, kl), abs=1e-8)
-    assert max(0.5, optimal(procedure, kl=kl / 2).win_rate) <= optimum.win_rate <= 1.0
+    assert max(0.5, rank_optimum(procedure, kl=kl / 2).win_rate) <= optimum.win_rate <= 1.0
 
 
 # Certificates
@@ -173,7 +173,7 @@ def test_a_budget_is_spent(procedure: Served, kl: float) -> None:
 )
 def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served, base: Served | None) -> None:
     """Adding δ·sin to Φ makes the residual δ/β to within a factor of ten, and the win rate fall."""
-    optimum, contest = optimal(procedure, base=base, beta=0.2), Contest(procedure, base or procedure)
+    optimum, contest = rank_optimum(procedure, base=base, beta=0.2), Contest(procedure, base or procedure)
     table = optimum.transform
     before = optimum.residual
     assert before < 1e-6
@@ -191,7 +191,7 @@ def test_the_residual_of_a_disturbed_table_is_the_disturbance(procedure: Served,
 def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
     """Rewind-and-Repeat with a quantile of 0.999 and 1024 draws is certified although log f climbs by 1e6 above it."""
     for beta in (1.0, 0.1, 1e-3):
-        optimum = optimal(RewindAndRepeat(0.999, 1024), beta=beta)
+        optimum = rank_optimum(RewindAndRepeat(0.999, 1024), beta=beta)
         assert optimum.self_check < 1e-9
         assert optimum.residual < 1e-6
 
@@ -215,14 +215,14 @@ def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
 def test_senseless_settings_are_refused(settings: dict[str, float], message: str) -> None:
     """A setting that is missing, doubled, senseless or out of reach is a ConfigError with its value."""
     with pytest.raises(ConfigError, match=message):
-        optimal(BestOfN(2), **settings)
+        rank_optimum(BestOfN(2), **settings)
 
 
 @pytest.mark.parametrize(("procedure", "kl"), [(WorstOfN(1024), 30.0), (RewindAndRepeat(0.999, 1024), 5.0)])
 def test_a_budget_out_of_reach_is_refused(procedure: Served, kl: float) -> None:
     """Worst-of-N is so easily won that 1 − W is rounding at a large budget."""
     with pytest.raises(ConfigError, match=rf"the optimum for {procedure.name} at {kl:g} nats is beyond what can be"):
-        optimal(procedure, kl=kl)
+        rank_optimum(procedure, kl=kl)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_budget_out_of_reach_is_refused(procedure: Served, kl: float) -> None:
 def test_a_base_that_rewinds_is_solved_across_its_jump(name: str, quantile: float, kl: float) -> None:
     """Φ is stationary on both sides of the quantile, KL and W are its table's, and no other law wins more at the KL."""
     procedure, base = parse_procedure(name), RewindAndRepeat(quantile, 8)
-    found = optimal(procedure, kl=kl, base=base)
+    found = rank_optimum(procedure, kl=kl, base=base)
     assert found.kl == pytest.approx(kl, abs=1e-9)
     assert found.residual < 1e-6
     assert found.self_check < 1e-7

@@ -20,7 +20,7 @@ from infalign.method.transforms import Exponential
 from infalign.recipe.stored_laws import read_law, write_law
 from infalign.theory.aims import tilted
 from infalign.theory.law import aligned_law, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 from infalign.training.solvers import read_solver
 from infalign.training.solvers.base import RecipeFacts
 from infalign.training.solvers.qrpo import regression_targets
@@ -50,7 +50,7 @@ def test_maxk_has_the_beta_of_the_optimum() -> None:
     assert (ascent.beta, ascent.shaping.name) == (best, "raw")
     by_wins = read_solver(**settings).aim(BestOfN(4))
     assert by_wins.law(CHECKED).beta == pytest.approx(best / 2, rel=1e-9)
-    assert (by_wins.law(FREE).beta, by_wins.law(FREE).kl) == (optimal(BestOfN(4), kl=0.2).beta, 0.2)
+    assert (by_wins.law(FREE).beta, by_wins.law(FREE).kl) == (rank_optimum(BestOfN(4), kl=0.2).beta, 0.2)
 
 
 def test_a_given_n_spends_less_on_rewards_that_tie() -> None:

@@ -32,9 +32,9 @@ def recipes(
 ) -> None:
     """List the built-in recipes, print one, or explain a key."""
     if explain is not None:
-        from infalign.recipe.schema import explained
+        from infalign.recipe.schema import keys_named
 
-        for key in explained(explain):
+        for key in keys_named(explain):
             print(f"{key.name}\n  {key.facts}\n  {key.meaning}")
     elif name is not None:
         sys.stdout.write(named(name).read_text(encoding="utf-8"))

@@ -80,7 +80,7 @@ class ProgressDisplay:
 
 
 @contextmanager
-def shown(name: str) -> Iterator[Callable[..., None]]:
+def progress_line(name: str) -> Iterator[Callable[..., None]]:
     """Show the progress of one job on stderr: what the block reports, as `OnProgress`, with or without a note."""
     with ProgressDisplay(Console(stderr=True)) as display:
         display.start(name)

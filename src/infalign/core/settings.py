@@ -54,7 +54,7 @@ class Settings(BaseModel):
         if isinstance(value, int) and value.bit_length() > 63:
             raise ValueError("must be a whole number of at most 64 bits")
         if isinstance(value, str) and NOT_IN_TEXT.search(value):
-            raise ValueError(f"text with NUL or half a surrogate pair cannot be stored; found {shown(value)}")
+            raise ValueError(f"text with NUL or half a surrogate pair cannot be stored; found {shortened(value)}")
         return value
 
 
@@ -115,7 +115,7 @@ def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
             *others, last = map(repr, kinds)
             asked = did_you_mean(str(name), kinds, after="; ")
             raise errors_at(
-                {key: ("no_kind", f"Input should be {', '.join(others)} or {last}, found {shown(name)}{asked}")}
+                {key: ("no_kind", f"Input should be {', '.join(others)} or {last}, found {shortened(name)}{asked}")}
             )
         for other in given:
             takes = [kind for kind, settings in kinds.items() if other in settings.model_fields]
@@ -129,7 +129,7 @@ def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
     return Annotated[union, WrapValidator(read)]
 
 
-def shown(value: object) -> str:
+def shortened(value: object) -> str:
     """Return a value as a message shows it, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:59]}…"
@@ -166,4 +166,4 @@ def explain(error: ErrorDetails) -> str:
 
 
 def _found(error: ErrorDetails) -> str:
-    return f", found {shown(error['input'])}" if isinstance(error["input"], (str, int, float, bool)) else ""
+    return f", found {shortened(error['input'])}" if isinstance(error["input"], (str, int, float, bool)) else ""

@@ -183,6 +183,6 @@ def read_table(path: str | Path, columns: Sequence[str] | None = None) -> pa.Tab
         raise DataError(f"{path} is damaged ({error}); delete it and rerun the step that writes it") from error
 
 
-def listed(table: pa.Table, column: str) -> list[Any]:
+def column_values(table: pa.Table, column: str) -> list[Any]:
     """Return the values of a column."""
     return table[column].to_pylist()

@@ -30,9 +30,9 @@ from infalign.data.messages import (
 from infalign.method.by_name import GIVEN
 
 # An inline "Human:" is part of the text; only one after a blank line starts a turn.
-TURN = re.compile(r"\n\n(Human|Assistant):")
+HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 FOREIGN_TURN = re.compile(r"\n\n(Human|Assistant):|.*?<extra_id_1>", re.DOTALL)  # of HH, and of HelpSteer
-SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+HH_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 TLDR_QUERY = re.compile(r"SUBREDDIT: r/(\S+)\n\nTITLE: (.*?)\n\nPOST: (.*)\n\nTL;DR:", re.DOTALL)
 
 PROMPTS = ("prompt", "instruction", "question", "query")
@@ -302,9 +302,9 @@ def _conversation(row: _Row, column: str) -> Conversation:
             f"there is no column prompt, and {column} is not a transcript that starts with a Human turn; the row "
             f"has {sorted(row.columns)}: if another column is the prompt, rename it to prompt"
         )
-    _, *parts = TURN.split(value)  # the blank after a colon is of the notation, others are of the text
+    _, *parts = HH_TURN.split(value)  # the blank after a colon is of the notation, others are of the text
     spoken = [
-        (SPEAKERS[speaker], text.removeprefix(" ")) for speaker, text in zip(parts[::2], parts[1::2], strict=True)
+        (HH_SPEAKERS[speaker], text.removeprefix(" ")) for speaker, text in zip(parts[::2], parts[1::2], strict=True)
     ]
     return tuple(
         {"role": role, "content": "\n\n".join(text for _, text in turn if text)}

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from infalign.core.errors import DataError
-from infalign.core.storage import listed
+from infalign.core.storage import column_values
 
 Message = dict[str, Any]  # role, content and what else its owner gave: name, tool_calls, reasoning_content, …
 Conversation = tuple[Message, ...]
@@ -68,7 +68,7 @@ def from_cell(cell: Iterable[Message]) -> list[Message]:
 
 def prompts_of(table: pa.Table) -> list[list[Message]]:
     """Return the conversations in the column ``prompt`` of a table."""
-    return [from_cell(cell) for cell in listed(table, "prompt")]
+    return [from_cell(cell) for cell in column_values(table, "prompt")]
 
 
 def to_text(replied: Conversation) -> str:

@@ -27,7 +27,7 @@ from infalign.core.display import say
 from infalign.core.errors import ConfigError, InfalignError, PartialError, first_line
 from infalign.core.progress import ProgressDisplay
 from infalign.core.spelling import listed_names
-from infalign.core.storage import listed, read_table, writing
+from infalign.core.storage import column_values, read_table, writing
 from infalign.pipeline.scheduler import Remaining, begin
 from infalign.pipeline.units import identify
 from infalign.pipeline.workers import LESS_MEMORY, Task, call
@@ -59,7 +59,7 @@ class Part:
         """
         prompt_ids, shards = self.table.read().prompt_ids, sorted(self.rollouts.glob("part-*.parquet"))
         drawn = Counter(
-            identity for shard in shards for identity in listed(read_table(shard, ["prompt_id"]), "prompt_id")
+            identity for shard in shards for identity in column_values(read_table(shard, ["prompt_id"]), "prompt_id")
         )
         if drawn and (fewer := min(drawn.values())) < k:
             raise ConfigError(
@@ -137,8 +137,8 @@ class Actor:
                 table = read_table(drawn, ["prompt_id", "text", "columns"])
                 # The run may have numbered its shards otherwise.
                 conversation_of = dict(zip(prompts.prompt_ids, prompts.conversations, strict=True))
-                conversations = [conversation_of[identity] for identity in listed(table, "prompt_id")]
-                rows = Batch(conversations, listed(table, "text"), listed(table, "columns"))
+                conversations = [conversation_of[identity] for identity in column_values(table, "prompt_id")]
+                rows = Batch(conversations, column_values(table, "text"), column_values(table, "columns"))
                 score_shard(scored, self.reward, rows)
         finally:
             begun.unlink(missing_ok=True)

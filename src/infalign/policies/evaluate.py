@@ -12,8 +12,8 @@ from rich.console import Console
 
 from infalign.core.display import amount, gain, plain_table, ratio, share
 from infalign.core.errors import DataError
-from infalign.core.progress import shown
-from infalign.core.storage import listed
+from infalign.core.progress import progress_line
+from infalign.core.storage import column_values
 from infalign.evaluation.intervals import Confidence
 from infalign.evaluation.kl import rao_blackwell_kl
 from infalign.evaluation.measures import Measuring, measure_all
@@ -106,10 +106,10 @@ def stream_seed(seed: int, name: str) -> int:
 
 def _kl(models: Mapping[str, Policy], drawn: Rollouts) -> Array:
     """Return the KL of the policy to the reference on each prompt, (P,)."""
-    each, ids = min(KL_SAMPLES, drawn.k), listed(drawn.drawn, "token_ids")
+    each, ids = min(KL_SAMPLES, drawn.k), column_values(drawn.drawn, "token_ids")
     responses = [ids[place] for place in range(len(ids)) if place % drawn.k < each]
     asked, (policy, reference) = repeated(drawn.prompts.token_ids, each), (model.model for model in models.values())
-    with shown("KL") as report:
+    with progress_line("KL") as report:
         kl = rao_blackwell_kl(policy, reference, asked, responses, on_progress=report)
     return np.asarray(kl.reshape(-1, each).mean(axis=1))
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infalign.core.errors import DataError
-from infalign.core.progress import shown
-from infalign.core.storage import listed
+from infalign.core.progress import progress_line
+from infalign.core.storage import column_values
 from infalign.method.by_name import UserReward
 from infalign.method.calibration import Array
 from infalign.models.policy import AnyModel
@@ -49,12 +49,12 @@ def score(reward: AnyReward, rollouts: Rollouts) -> Array:
     >>> score(lambda responses, answer: [float(a in r) for r, a in zip(responses, answer)], rollouts).shape
     (1, 3)
     """
-    asked, k, texts = rollouts.prompts, rollouts.k, listed(rollouts.drawn, "text")
+    asked, k, texts = rollouts.prompts, rollouts.k, column_values(rollouts.drawn, "text")
     rows, function = Batch(repeated(asked.conversations, k), texts, repeated(asked.columns, k)), load_reward(reward)
     if isinstance(function, UserReward):
-        function = _WithIds(function, dict(zip(texts, listed(rollouts.drawn, "token_ids"), strict=True)))
+        function = _WithIds(function, dict(zip(texts, column_values(rollouts.drawn, "token_ids"), strict=True)))
     named = NamedReward(function, getattr(reward, "__name__", str(reward)), "")
-    with TemporaryDirectory() as folder, shown("score") as report:
+    with TemporaryDirectory() as folder, progress_line("score") as report:
         return score_to(Path(folder), named, rows, on_progress=report).reshape(-1, k)
 
 

@@ -11,7 +11,7 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from infalign.core.errors import ConfigError
-from infalign.core.settings import NOT_IN_TEXT, explained, shown
+from infalign.core.settings import NOT_IN_TEXT, explained, shortened
 from infalign.core.user_code import is_file
 from infalign.method.procedures import respelled
 from infalign.recipe.built_in import find, meant
@@ -87,7 +87,7 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     try:
         value = read_yaml(text)
     except YAML_ERRORS as error:
-        raise ConfigError(f"--set {key}: {shown(text)} is not a YAML value: {_fault(error)}") from error
+        raise ConfigError(f"--set {key}: {shortened(text)} is not a YAML value: {_fault(error)}") from error
     *parents, last = key.split(".")
     place: Any = settings
     for depth, parent in enumerate([*parents, last]):

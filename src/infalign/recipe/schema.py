@@ -75,7 +75,7 @@ def all_keys() -> list[Key]:
     return list(_keys(json_schema(), ()))
 
 
-def explained(words: str) -> list[Key]:
+def keys_named(words: str) -> list[Key]:
     """Return the keys that contain ``words``, which may name a policy; ConfigError, with a near name, if none does."""
     keys = all_keys()
     any_of = {known: ".".join("*" if part in (NAME, NUMBER) else part for part in known.path) for known in keys}

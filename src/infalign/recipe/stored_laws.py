@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infalign.core.errors import DataError
-from infalign.core.storage import listed, read_table, write_table
+from infalign.core.storage import column_values, read_table, write_table
 from infalign.evaluation.budget import Budget, measure_budgets
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
@@ -55,7 +55,7 @@ def read_law(path: Path, aim: Aim) -> tuple[list[str], Law]:
     )
     shaping = aim.shaping_named(numbers["shaping"])
     law = Law(log_ratios_PK, rewards_PK, shaping, numbers["beta"], numbers["kl"], numbers["kl_over"])
-    return listed(table, "prompt_id"), law
+    return column_values(table, "prompt_id"), law
 
 
 def stored_budgets(policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> list[Budget]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from infalign.core.errors import DataError
 from infalign.core.progress import NOTHING, OnProgress, SoFar
-from infalign.core.storage import listed, read_table, write_table
+from infalign.core.storage import column_values, read_table, write_table
 from infalign.data.messages import Message, prompt_id, prompts_of, to_column
 from infalign.method.calibration import Array
 from infalign.rewards.base import Batch, RewardFunction, check_left_out, score, score_each
@@ -163,7 +163,7 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
         return
     first = read_table(shard).slice(0, CHECKED_AGAIN)
     prompts, (texts, before) = prompts_of(first), _columns(first, "response", "reward")
-    kept = listed(first, "columns") if "columns" in first.column_names else None
+    kept = column_values(first, "columns") if "columns" in first.column_names else None
     now = score(reward.function, prompts, texts, columns=kept, name=reward.name)
     known = np.array(before, float)
     gaps = np.where(np.isnan(now) == np.isnan(known), np.abs(np.nan_to_num(now) - np.nan_to_num(known)), np.inf)
@@ -180,7 +180,7 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
 
 
 def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
-    return [listed(table, name) for name in names]
+    return [column_values(table, name) for name in names]
 
 
 def _made_by(table: pa.Table) -> str:

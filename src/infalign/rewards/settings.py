@@ -30,8 +30,8 @@ class RewardSource(Model):
     time_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description=(
-            "seconds per response, scored one by one in a process of its own; after that it is ended, and the reward is "
-            "0; default: none, for checkers that may hang 5"
+            "seconds per response, scored one by one in a process of its own; after that it is ended and the reward "
+            "is 0; default: none, for checkers that may hang 5"
         ),
     )
     url: Annotated[str, AfterValidator(checked_url)] | None = Field(

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy, in_blocks, token_lists
-from infalign.core.storage import listed, read_table
+from infalign.core.storage import column_values, read_table
 from infalign.data.messages import Message, prompts_of
 from infalign.models.policy import AnyModel
 from infalign.models.settings import Compute
@@ -34,8 +34,8 @@ class Prompts:
     def of(cls, table: pa.Table) -> Self:
         """Return the prompts of a table."""
         conversations = in_blocks(table.num_rows, 64, lambda start: prompts_of(table.slice(start, 64)))
-        columns = listed(table, "columns") if "columns" in table.column_names else ["{}"] * table.num_rows
-        return cls(listed(table, "prompt_id"), conversations, token_lists(table["token_ids"]), columns)
+        columns = column_values(table, "columns") if "columns" in table.column_names else ["{}"] * table.num_rows
+        return cls(column_values(table, "prompt_id"), conversations, token_lists(table["token_ids"]), columns)
 
     def asked(self) -> Lazy[Prompt]:
         """Return the prompts in the form that engines take."""

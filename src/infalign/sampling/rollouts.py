@@ -17,7 +17,7 @@ from infalign.core.errors import DataError, PartialError, first_line
 from infalign.core.memory import at_once, free_memory, out_of_memory
 from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy, in_blocks
-from infalign.core.storage import listed, read_table, write_table
+from infalign.core.storage import column_values, read_table, write_table
 from infalign.sampling.engine import Asked, ConcurrentEngine, Engine, Prompt, Response
 
 SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together
@@ -199,7 +199,7 @@ def _locate(directory: Path, prompt_ids: Sequence[str], k: int) -> tuple[Drawn, 
     shard_R, row_R, count_R = np.zeros((3, len(prompt_ids) * k), np.int32)
     for number, shard in enumerate(shards):
         table = read_table(shard, ["prompt_id", "index"])
-        prompt = np.array([place.get(prompt_id, -1) for prompt_id in listed(table, "prompt_id")], np.intp)
+        prompt = np.array([place.get(prompt_id, -1) for prompt_id in column_values(table, "prompt_id")], np.intp)
         index = table["index"].to_numpy()
         rows = np.flatnonzero((prompt >= 0) & (index < k))
         keys = prompt[rows] * k + index[rows]

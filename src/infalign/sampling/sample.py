@@ -15,9 +15,9 @@ from typing import Any, Unpack
 import pyarrow as pa
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.progress import shown
+from infalign.core.progress import progress_line
 from infalign.core.settings import explained
-from infalign.core.storage import listed, read_table, write_table
+from infalign.core.storage import column_values, read_table, write_table
 from infalign.data.examples import parse_example, to_table
 from infalign.data.messages import prompts_of
 from infalign.models.conversations import prompt_ids
@@ -54,7 +54,7 @@ class Rollouts:
     drawn: pa.Table
 
     def __repr__(self) -> str:
-        cut_off = listed(self.drawn, "finish").count("length") / self.drawn.num_rows
+        cut_off = column_values(self.drawn, "finish").count("length") / self.drawn.num_rows
         return f"Rollouts({self.asked.num_rows:,} prompts × {self.k} responses, {100 * cut_off:.0f} % cut off)"
 
     @property
@@ -70,7 +70,7 @@ class Rollouts:
     @property
     def texts(self) -> list[list[str]]:
         """The texts of the responses, P × K."""
-        texts = listed(self.drawn, "text")
+        texts = column_values(self.drawn, "text")
         return [texts[start : start + self.k] for start in range(0, len(texts), self.k)]
 
     def save(self, folder: str | Path) -> None:
@@ -87,7 +87,7 @@ class Rollouts:
         if DRAWN_WITH not in (metadata := asked.schema.metadata or {}):
             raise DataError(f"{folder}/{PROMPTS} does not say how its rollouts were drawn; sample them again")
         k = json.loads(metadata[DRAWN_WITH])["k"]
-        return cls(asked, read_rollouts(Path(folder), listed(asked, "prompt_id"), k))
+        return cls(asked, read_rollouts(Path(folder), column_values(asked, "prompt_id"), k))
 
 
 def sample(
@@ -123,11 +123,14 @@ def sample(
     engine, longest = settings.engine, settings.max_new_tokens
     source: Any = Policy.of(model) if engine.is_local else model_name(model)
     tokenizer, asked = source.tokenizer if engine.is_local else load_tokenizer(source), read_prompts(prompts)
-    tools = [json.loads(columns).get("tools") for columns in listed(asked, "columns")]
+    tools = [json.loads(columns).get("tools") for columns in column_values(asked, "columns")]
     ids = prompt_ids(tokenizer, prompts_of(asked), tools)
     asked = asked.append_column("token_ids", pa.array(ids, pa.list_(pa.int32())))
     drawn_with: dict[str, Any] = {"max_new_tokens": longest, "seed": seed, "engine": engine.model_dump()}
-    with nullcontext(folder) if folder is not None else TemporaryDirectory() as place, shown("sample") as report:
+    with (
+        nullcontext(folder) if folder is not None else TemporaryDirectory() as place,
+        progress_line("sample") as report,
+    ):
         path = Path(place)
         if folder is not None:
             drawn_with["model"] = identity(model)

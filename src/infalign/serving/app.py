@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.settings import shown
+from infalign.core.settings import shortened
 from infalign.core.spelling import listed_names
 from infalign.data.examples import parse_prompt
 from infalign.sampling.engine import Sampling
@@ -53,7 +53,9 @@ class Desk:
             more = f"; `infalign serve RUN --policy NAME` serves other policies of the run: {others}" if others else ""
             example = f"{name}:{self.policy.procedure.name}"
             said = f"this server has {name}; a procedure can follow it: {example}{more}"
-            raise ApiError(404, f"the model {shown(model)} does not exist; {said}", param="model", code=MISSING_MODEL)
+            raise ApiError(
+                404, f"the model {shortened(model)} does not exist; {said}", param="model", code=MISSING_MODEL
+            )
         try:
             own = spelled[1:] in ("", self.policy.procedure.name)
             return self.policy.procedure if own else parse_served(spelled[1:], loads=False)
@@ -160,7 +162,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
 
 
 async def _unknown(request: Request, _: Exception) -> Response:
-    said = f"{shown(request.url.path)} does not exist; this server has /v1/chat/completions and /v1/models"
+    said = f"{shortened(request.url.path)} does not exist; this server has /v1/chat/completions and /v1/models"
     return ApiError(404, said, code="unknown_url").response()
 
 

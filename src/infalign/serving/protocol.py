@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fai
 from starlette.responses import JSONResponse, Response
 
 from infalign.core.errors import DataError, InfalignError, PartialError
-from infalign.core.settings import Count, shown
+from infalign.core.settings import Count, shortened
 from infalign.serving.answers import Answer, RefusedError
 from infalign.serving.web import TooLargeError, read_json
 
@@ -127,7 +127,7 @@ def parse_body(content: bytes) -> Body:
         if value not in (None, neutral) and name not in IGNORED_FIELDS:
             other = "" if neutral is None else f" or set it to {json.dumps(neutral)}"
             said = "is not supported: the policy is served as it was trained and measured; leave it out"
-            raise ApiError(400, f"{name} = {shown(value)} {said}{other}", param=name, code="unsupported_parameter")
+            raise ApiError(400, f"{name} = {shortened(value)} {said}{other}", param=name, code="unsupported_parameter")
     return body
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.progress import OnProgress
-from infalign.core.storage import listed, read_table, write_table
+from infalign.core.storage import column_values, read_table, write_table
 from infalign.method.calibration import Array
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.stored_laws import write_law
@@ -90,4 +90,4 @@ def write_policy_law(name: str, aim: Aim, stored: StoredRollouts, *, on_progress
         law = aim.law(rewards_PK)
     except ConfigError as error:
         raise ConfigError(f"policies.{name}: {error}") from error
-    return {"law": write_law(stored.layout.law(name), listed(table, "prompt_id"), law)}
+    return {"law": write_law(stored.layout.law(name), column_values(table, "prompt_id"), law)}

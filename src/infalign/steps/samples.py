@@ -9,7 +9,7 @@ import numpy as np
 
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.sequences import Lazy, chained, token_lists_on_disk
-from infalign.core.storage import listed, read_table
+from infalign.core.storage import column_values, read_table
 from infalign.method.calibration import Array
 from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
@@ -130,4 +130,5 @@ def scored_so_far(samples: StoredSamples, folders: Sequence[Path]) -> SoFar:
 
 def cut_off(responses: Drawn) -> float:
     """Return the share of responses that reached ``max_new_tokens`` without an EOS."""
-    return sum(listed(table, "finish").count("length") for table in responses.tables(["finish"])) / len(responses)
+    cut = sum(column_values(table, "finish").count("length") for table in responses.tables(["finish"]))
+    return cut / len(responses)

@@ -21,7 +21,7 @@ from infalign.method.roots import check_strength, find_log_beta
 from infalign.method.shapings import Shaping, as_shaping, budget_beta, log_ratios, mean_kl, shape_rollouts
 from infalign.method.transforms import Log, Transformation
 from infalign.theory.law import RankLaw, aligned_law, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ class WinRateOptimum(StoredOptimum):
         return replace(law, kl=self.kl, kl_over="ranks")
 
     def _rank_law(self, kl: float | None) -> RankLaw:
-        return optimal(self.procedure, kl=kl, beta=self.beta if kl is None else None).law
+        return rank_optimum(self.procedure, kl=kl, beta=self.beta if kl is None else None).law
 
 
 @of_rewarded

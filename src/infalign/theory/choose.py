@@ -19,7 +19,7 @@ from infalign.method.procedures import Served, as_procedure, distortion, is_extr
 from infalign.method.transforms import LARGEST_M, Exponential, Identity, Log, Power, Tabulated, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import check_kl, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 from infalign.theory.tabulation import smoothed
 
 RATES = 2.0 ** np.arange(9)  # |t| from which the search for exp:t starts
@@ -162,7 +162,7 @@ def choose(
     if is_extreme(procedure) and 1 < procedure.n <= LARGEST_M / 2 and base == procedure:
         power = Power(procedure.sign * (2 * procedure.n - 1))
         tried[power.name] = power
-    tried |= {"log": Log(), "optimal": partial(optimal, procedure, kl=kl, base=base)}
+    tried |= {"log": Log(), "optimal": partial(rank_optimum, procedure, kl=kl, base=base)}
     left_out = {}
     for name, one in tried.items():  # the simplest first
         try:

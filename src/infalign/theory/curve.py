@@ -10,11 +10,11 @@ from infalign.method.procedures import Served, Standard, rewinds
 from infalign.method.roots import check_strength
 from infalign.method.transforms import Transformation, normalized_beta, parse_transform
 from infalign.theory.law import RankLaw, aligned_law, law_at_kl
-from infalign.theory.optimum import optimal
+from infalign.theory.optimum import rank_optimum
 
 SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at small KL win rates rise like its square root
 LARGEST_ERROR = 1e-4  # the largest error of a point; a worse one would look like an answer
-Aim = Transformation | Literal["optimal"]
+TransformOrOptimum = Transformation | Literal["optimal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,18 @@ class Point:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def parse_transform_or_optimum(name: str) -> Aim:
+def parse_transform_or_optimum(name: str) -> TransformOrOptimum:
     """Return the transformation that ``name`` spells, or ``optimal``, which is another one at every KL, as it is."""
     return "optimal" if name == "optimal" else parse_transform(name)
 
 
 def curve_point(
-    procedure: Served, transform: Aim, *, beta: float | None = None, kl: float | None = None, base: Served | None = None
+    procedure: Served,
+    transform: TransformOrOptimum,
+    *,
+    beta: float | None = None,
+    kl: float | None = None,
+    base: Served | None = None,
 ) -> Point:
     """Return the point of ``transform``, or of the optimum for ``procedure``, at the paper's ``beta`` or ``kl`` nats.
 
@@ -64,7 +69,7 @@ def curve_point(
     check_strength(kl, beta)
     more: dict[str, Any] = {}
     if isinstance(transform, str):
-        optimum = optimal(procedure, beta=beta, kl=kl, base=base)
+        optimum = rank_optimum(procedure, beta=beta, kl=kl, base=base)
         law, spent, wins = optimum.law, optimum.kl, optimum.win_rate
         more = {name: getattr(optimum, name) for name in ("residual", "self_check")}
     else:
@@ -91,7 +96,7 @@ def curve_point(
     )
 
 
-def sweep(procedure: Served, transform: Aim, *, base: Served | None = None) -> tuple[list[Point], str]:
+def sweep(procedure: Served, transform: TransformOrOptimum, *, base: Served | None = None) -> tuple[list[Point], str]:
     """Return the points from 0.01 to 5 nats, up to the first that cannot be computed, and why ("" if all can).
 
     Raises InfalignError if there is no point at all.

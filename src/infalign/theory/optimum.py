@@ -38,7 +38,7 @@ class RankOptimum:
     law: RankLaw = field(repr=False)
 
 
-def optimal(
+def rank_optimum(
     procedure: Served | str, *, beta: float | None = None, kl: float | None = None, base: Served | str | None = None
 ) -> RankOptimum:
     """Return the policy with the largest W − ``beta``·KL, or with the largest W at a KL budget, in nats.
@@ -46,7 +46,7 @@ def optimal(
     ``base`` serves the base policy, by default ``procedure``. Φ'(u) = h'(F(u))·h₀'(u) (docs/derivations.md, optimum of
     a rank procedure). Raises ConfigError unless one is given, positive and finite, and for a budget out of reach.
 
-    >>> round(optimal("best-of-4", kl=1.0).win_rate, 4)
+    >>> round(rank_optimum("best-of-4", kl=1.0).win_rate, 4)
     0.9411
     """
     check_strength(kl, beta)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.progress import shown
+from infalign.core.progress import progress_line
 from infalign.core.sequences import Lazy
 from infalign.core.settings import explained
-from infalign.core.storage import listed
+from infalign.core.storage import column_values
 from infalign.data.messages import from_cell
 from infalign.method.laws import Law
 from infalign.method.procedures import Served, as_procedure
@@ -128,11 +128,11 @@ def _rows(reference: str, rollouts: Rollouts, policy: Solver) -> Sequence[dict[s
 
     k, prompts = rollouts.k, rollouts.prompts
     prompt_ids, asked = repeated(prompts.prompt_ids, k), repeated(prompts.token_ids, k)
-    said = listed(rollouts.drawn, "token_ids")
+    said = column_values(rollouts.drawn, "token_ids")
     model, _ = load_policy(reference, device=Compute().torch_device())
     if max(map(max, said)) >= model.config.get_text_config().vocab_size:
         raise DataError(f"the rollouts are of another model: {reference} has fewer tokens; give the one they are of")
-    with shown("reference") as report:
+    with progress_line("reference") as report:
         found = response_logprobs(model, asked, said, bf16=policy.fit.bf16, on_progress=report)
     apart = np.abs(np.subtract(found, rollouts.drawn["logprob"].to_numpy()))
     if np.nanmean(apart) > MOST_APART:
@@ -175,7 +175,7 @@ def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callabl
     if own is not None:
         check_folder(own)
         own.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=own and own.parent) as temporary, shown("fit") as report:
+    with TemporaryDirectory(dir=own and own.parent) as temporary, progress_line("fit") as report:
         place = Path(temporary)
         if isinstance(model, str | Path):
             reference = convert(locate_model(str(model)))
