@@ -54,13 +54,13 @@ def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: boo
     """Return the recipe of the last run in a folder, or else the recipe itself."""
     from infalign.steps.status import recorded_recipe
 
-    path, names = Path(name), [found.name for found in built_in()]
+    path, names = Path(name), [recipe.name for recipe in built_in()]
     if path.is_dir():
         return recorded_recipe(path, overrides)
     if path.suffix in ENDINGS or name in names or path.is_file():
         return read_recipe(name, overrides, skip_invalid)
     runs = {folder.parent.name: str(folder.parent) for folder in path.parent.glob("*/recipe.yaml")}
-    known = runs | ({found: found for found in names} if name == path.name else {})
+    known = runs | ({word: word for word in names} if name == path.name else {})
     near = nearest(path.name, known)
     cure = f"did you mean {known[near]}?" if near else "give a run_dir or a recipe"
     raise ConfigError(f"no run directory and no recipe is named {name}; {cure}")

@@ -75,17 +75,17 @@ def pass_at_k(
     table = read_rewards(*files, score=score, check=checker, reading=reading)
     how = Measuring(threshold, by, cluster, Confidence(confidence, seed))
     metrics = list(dict.fromkeys(metric or over_k(table, how=how)))
-    found = {"source": table.source, "confidence": confidence, **measure_all(table, metrics, how, against)}
+    measured = {"source": table.source, "confidence": confidence, **measure_all(table, metrics, how, against)}
     fewest = int(table.groups().sizes.min())
     named = [int(name[5:]) for name in metric or () if name.startswith("pass@")]
     served = max((k for k in named if k <= fewest), default=min(8, fewest))
-    found["worth"] = training_worth(table, served, budgets, how) if budgets else []
-    found["notes"] = list(table.notes)
+    measured["worth"] = training_worth(table, served, budgets, how) if budgets else []
+    measured["notes"] = list(table.notes)
     if file is not None:
         family = over_k(table, metrics[0].rstrip("0123456789"), how)
         further = [name for name in metrics if name.startswith("pass@") and name not in family]
-        write_measured(found, measure_all(table, [*family, *further], how, against), file)
+        write_measured(measured, measure_all(table, [*family, *further], how, against), file)
     if as_json:
-        print_json(found)
+        print_json(measured)
     else:
-        print_measured(found, open_console())
+        print_measured(measured, open_console())

@@ -39,8 +39,8 @@ def recipes(
     elif name is not None:
         sys.stdout.write(named(name).read_text(encoding="utf-8"))
     else:
-        for found in built_in():
-            print(f"{found.name}\n  {found.about}\n  Takes: {found.takes}\n  Needs: {found.needs}")
+        for recipe in built_in():
+            print(f"{recipe.name}\n  {recipe.about}\n  Takes: {recipe.takes}\n  Needs: {recipe.needs}")
 
 
 INIT_EPILOGUE = """\

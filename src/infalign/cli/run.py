@@ -103,7 +103,7 @@ def run(
 def run_epilogue() -> str:
     """Return the end of the help of `run`, with its stages and the built-in recipes."""
     stages = "\n".join(f"  {stage:<14}{about}" for stage, about in STAGES.items())
-    recipes = "\n".join(f"  {found.name:<17}{found.about}" for found in built_in())
+    recipes = "\n".join(f"  {recipe.name:<17}{recipe.about}" for recipe in built_in())
     return f"Built-in recipes:\n{recipes}\n\nStages, in this order:\n{stages}\n\n{RUN_EPILOGUE}"
 
 
@@ -133,10 +133,10 @@ def status(
     from infalign.steps.status import print_status
     from infalign.steps.status import status as status_of
 
-    found = status_of(read_run_or_recipe(run, set_))
+    run_status = status_of(read_run_or_recipe(run, set_))
     if as_json:
-        print_json(found.as_dict())
+        print_json(run_status.as_dict())
     else:
-        print_status(found, open_console())
-    if not found.done:
+        print_status(run_status, open_console())
+    if not run_status.done:
         sys.exit(PartialError.exit_code)

@@ -158,13 +158,13 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
                 rows = [(where, {"prompt": line.strip()}) for where, line in written if line.strip()]
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
-    found = []
+    questions = []
     for where, row in rows:
         others = {name: value for name, value in row.items() if name != "prompt"}
-        found.append(([*parse_prompt(row, where)], json.dumps(others, default=str)))
-    if not found:
+        questions.append(([*parse_prompt(row, where)], json.dumps(others, default=str)))
+    if not questions:
         raise DataError(f"{path or 'standard input'} has no prompts; write one per line")
-    return found
+    return questions
 
 
 def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:

@@ -79,9 +79,9 @@ def curve(
     for aim in aims:
         try:
             if sweep:
-                found, ended = theory.sweep(served, aim, base=theirs)
-                points += found
-                notes += [f"{found[-1].transform} ends at {found[-1].kl:.3g} nats: {ended}"] if ended else []
+                swept, ended = theory.sweep(served, aim, base=theirs)
+                points += swept
+                notes += [f"{swept[-1].transform} ends at {swept[-1].kl:.3g} nats: {ended}"] if ended else []
             for budget in budgets:
                 points.append(theory.curve_point(served, aim, **budget, base=theirs))
         except InfalignError as error:  # the other transformations are shown first
@@ -148,13 +148,13 @@ def _choose_on_stored(path: Path, procedure: "Served", kl: float, rollouts: int 
 
     if not looks_at_ranks(procedure):
         raise ConfigError(f"the optimum on stored rewards needs a procedure by rank, not {procedure.name}")
-    found = measure_budgets(read_stored_rewards(path, rollouts), procedure, [kl])
+    budgets = measure_budgets(read_stored_rewards(path, rollouts), procedure, [kl])
     if as_json:
-        print_json(asdict(found[0]))
+        print_json(asdict(budgets[0]))
         return
     console = open_console()
-    print_budgets(found, console)
-    checked = found[0].metric.startswith("pass")
+    print_budgets(budgets, console)
+    checked = budgets[0].metric.startswith("pass")
     say(console, f"\n  transform: {'optimal' if checked else 'optimal:reward'}\n  kl_budget: {kl:g}")
 
 

@@ -27,8 +27,8 @@ def nearest(word: str, known: Collection[str]) -> str | None:
     alike = {one: SequenceMatcher(None, said, one).ratio() for one in plain}
     letters = [one for one, share in alike.items() if share == max([ALIKE, *alike.values()])]
     longer = [one for one in plain if len(stem := one.partition(":")[0]) > 2 and kind.startswith(stem)]
-    found = short[:1] or begun[:1] or letters or longer[:1]
-    return plain[found[0]] if len(found) == 1 else None
+    candidates = short[:1] or begun[:1] or letters or longer[:1]
+    return plain[candidates[0]] if len(candidates) == 1 else None
 
 
 def did_you_mean(word: str, known: Collection[str], *, after: str = "") -> str:

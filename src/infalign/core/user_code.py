@@ -70,13 +70,13 @@ def source_file(spec: str) -> Path | None:
         return Path(place)
     top, *inner = place.split(".")
     try:
-        found = find_spec(top)
+        module_spec = find_spec(top)
     except ValueError:  # not a valid module name
         return None
     for name in inner:
-        inside = found.submodule_search_locations if found is not None else None
-        found = PathFinder.find_spec(name, inside) if inside else None
-    return Path(found.origin) if found is not None and found.origin is not None else None
+        inside = module_spec.submodule_search_locations if module_spec is not None else None
+        module_spec = PathFinder.find_spec(name, inside) if inside else None
+    return Path(module_spec.origin) if module_spec is not None and module_spec.origin is not None else None
 
 
 def _module_of(path: Path, what: str) -> ModuleType:
@@ -89,12 +89,12 @@ def _module_of(path: Path, what: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     _search(file.parent)
-    found = spec_from_file_location(name, file)
-    assert found is not None
-    assert found.loader is not None
-    module = sys.modules[name] = module_from_spec(found)  # dataclasses look their module up
+    module_spec = spec_from_file_location(name, file)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = sys.modules[name] = module_from_spec(module_spec)  # dataclasses look their module up
     try:
-        found.loader.exec_module(module)
+        module_spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

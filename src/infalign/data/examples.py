@@ -251,9 +251,9 @@ def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
     for asked, answers, verdicts, meaning in PAIRS:
         if row.first(answers) and (preferring := [name for name in verdicts if name in row]):
             values = {name: row.value(name) for name in preferring}
-            found = {meaning.get(str(value).removesuffix(".0")) for value in values.values()}
-            chosen_one = found.pop()
-            if found or chosen_one is None:
+            preferences = {meaning.get(str(value).removesuffix(".0")) for value in values.values()}
+            chosen_one = preferences.pop()
+            if preferences or chosen_one is None:
                 raise DataError(f"{' and '.join(f'{name} {value!r}' for name, value in values.items())} prefer neither")
             prompt = _prompt(row, (asked,))
             first, second = (_reply(row, name, prompt) for name in answers)

@@ -96,14 +96,14 @@ def messages_of_text(text: str, column: str) -> Conversation | None:
     if OBJECTS.match(text) is None:
         return None
     try:
-        found = json.loads(text)
+        turns = json.loads(text)
     except (ValueError, RecursionError):
         if LITERAL.match(text):
             raise DataError(f"column {column} contains messages in Python's notation; write them as JSON") from None
         return None
     said = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
-    if all(isinstance(turn, dict) and any(names <= turn.keys() for names in said) for turn in found):
-        return read_messages(found, column)
+    if all(isinstance(turn, dict) and any(names <= turn.keys() for names in said) for turn in turns):
+        return read_messages(turns, column)
     return None
 
 

@@ -57,13 +57,13 @@ def measure_budgets(rewards_PK: ArrayLike, procedure: RankProcedure, kls: Sequen
     if np.isin(rewards, (0.0, 1.0)).all() and isinstance(procedure, BestOfN | WorstOfN):
         metric = f"pass{'@' if isinstance(procedure, BestOfN) else '^'}{procedure.n}"
     silent = float((np.ptp(rewards, axis=1) == 0).mean())
-    found = []
+    gains = []
     for kl, limit in zip(kls, _limits(rewards, procedure, kls), strict=True):
         best = optimum(rewards, procedure, kl=kl, objective="reward")
         weights_PK = np.exp(best.log_ratios_PK)
         effective = float((weights_PK.sum(axis=1) ** 2 / (weights_PK**2).sum(axis=1)).mean())
-        found.append(Budget(metric, prompts, rollouts, silent, best.largest_kl, kl, unit * best.beta, effective, limit))
-    return found
+        gains.append(Budget(metric, prompts, rollouts, silent, best.largest_kl, kl, unit * best.beta, effective, limit))
+    return gains
 
 
 def _limits(sorted_PK: Array, procedure: RankProcedure, kls: Sequence[float]) -> Sequence[Worth | None]:
@@ -79,12 +79,12 @@ def _limits(sorted_PK: Array, procedure: RankProcedure, kls: Sequence[float]) ->
         cdf = np.pad(np.minimum(laws_PK.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))
         return np.asarray((np.diff(procedure.distortion(cdf), axis=1) * sorted_PK).sum(axis=1))
 
-    found = []
+    worths = []
     for kl in kls:
         ordinary_P, law_P = served(Standard(), kl), served(procedure, kl)
         values = (today_P, ordinary_P, law_P, law_P - today_P, law_P - ordinary_P)
-        found.append(Worth(kl, *map(estimate, values)))
-    return found
+        worths.append(Worth(kl, *map(estimate, values)))
+    return worths
 
 
 def read_stored_rewards(path: Path, rollouts: int | None) -> Array:
@@ -141,11 +141,11 @@ def budget_rows(budgets: Sequence[Budget]) -> list[tuple[str, ...]]:
         return (kl, *shown, f"{effective:.3g}")
 
     today = first.worth.today if first.worth else None
-    found = [row("0, today", first.rollouts, today, today, None)]
+    rows = [row("0, today", first.rollouts, today, today, None)]
     for one in budgets:
         limits = (one.worth.ordinary, one.worth.law, one.worth.difference) if one.worth else [None] * 3
-        found.append(row(f"{one.kl:.3g}", one.effective, *limits))
-    return found
+        rows.append(row(f"{one.kl:.3g}", one.effective, *limits))
+    return rows
 
 
 def about_budgets(first: Budget) -> list[str]:

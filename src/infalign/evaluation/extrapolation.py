@@ -137,10 +137,10 @@ class Counts:
             ]
         )
         cost = np.concatenate([share, np.sqrt(share / self.clusters), [0.0, 1.0 / self.clusters]])
-        found = linprog(cost, rows, np.concatenate([-rest_R - TOLERANCE, -at, at, -at]), bounds=(None, None))
-        if found.status != 0:
-            raise DataError(f"no bounds were found for {size} responses per prompt: {found.message}")
-        return np.asarray(exact + np.asarray(found.x)[: knots.size] @ hats)
+        solution = linprog(cost, rows, np.concatenate([-rest_R - TOLERANCE, -at, at, -at]), bounds=(None, None))
+        if solution.status != 0:
+            raise DataError(f"no bounds were found for {size} responses per prompt: {solution.message}")
+        return np.asarray(exact + np.asarray(solution.x)[: knots.size] @ hats)
 
 
 def extrapolate(counts: Counts, ks: Sequence[int], *, confidence: float = 0.95) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ def extrapolate(counts: Counts, ks: Sequence[int], *, confidence: float = 0.95) 
     >>> [one["mean"] and round(one["mean"], 3) for one in extrapolate(Counts([0, 2, 4], 4), [4, 8, 16])]
     [0.667, 0.69, None]
     """
-    found = []
+    records = []
     for k in ks:
         check_n(k)
         within = np.minimum(k, counts.n)
@@ -162,5 +162,5 @@ def extrapolate(counts: Counts, ks: Sequence[int], *, confidence: float = 0.95) 
         claim = "unbiased" if k <= counts.sizes[0] else "model" if k <= MODEL_UP_TO * counts.sizes[0] else "bounds"
         mean = None if claim == "bounds" else measured["mean"]
         about = {"metric": f"pass@{k}", "claim": claim, "prompts": counts.of_prompt.size, "confidence": confidence}
-        found.append({**about, **measured, "mean": mean})
-    return found
+        records.append({**about, **measured, "mean": mean})
+    return records

@@ -26,7 +26,7 @@ def groups_with_signal(
     """
     (part,) = Measuring(threshold).parts(RewardTable.of(rewards))
     counts = part.counts(np.arange(part.groups.sizes.size))
-    found = []
+    shares = []
     for size in sizes:
         right = np.arange(size + 1)
         rewards_RG = (np.arange(size) >= size - right[:, None]).astype(float)  # of groups with so many right responses
@@ -35,7 +35,7 @@ def groups_with_signal(
         exact = hypergeom.pmf(right, counts.n[:, None], counts.c[:, None], np.minimum(size, counts.n)[:, None])
         of_rate = has_signal @ binom.pmf(right[:, None], size, RATES)
         within = (counts.n >= size)[:, None]
-        found.append(
+        shares.append(
             counts.estimate((exact * within) @ has_signal, np.tile(of_rate, (counts.sizes.size, 1)), confidence=0.95)
         )
-    return found
+    return shares

@@ -79,10 +79,10 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     """
     raw = estimate(shares_P, confidence=confidence, seed=seed)
     shares, inside = np.clip(np.asarray(shares_P, float), 0.0, 1.0), np.clip([raw.mean, raw.low, raw.high], 0.0, 1.0)
-    found = Estimate(*inside.tolist())
-    lost = np.round(1.0 - shares if found.mean > 0.5 else shares, DIGITS)
+    clipped = Estimate(*inside.tolist())
+    lost = np.round(1.0 - shares if clipped.mean > 0.5 else shares, DIGITS)
     if not _few_decide(lost):
-        return found
+        return clipped
     rng = np.random.default_rng(seed)
     some = np.sort(lost[lost > 0.0])
     none = int((lost == 0.0).sum())  # the weights of those at the end come in one piece
@@ -97,8 +97,8 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     total = weighted[:, 1] + (rng.standard_gamma(none, WEIGHTED_MEANS) if none else 0.0) + more
     least = float(np.quantile(weighted[:, 0] / total, 0.5 - confidence / 2.0))
     most = float(np.quantile((weighted[:, 0] + more) / total, 0.5 + confidence / 2.0))
-    low, high = (1.0 - most, 1.0 - least) if found.mean > 0.5 else (least, most)
-    return Estimate(found.mean, min(found.low, low), max(found.high, high))
+    low, high = (1.0 - most, 1.0 - least) if clipped.mean > 0.5 else (least, most)
+    return Estimate(clipped.mean, min(clipped.low, low), max(clipped.high, high))
 
 
 def _few_decide(distances_P: Array) -> bool:
@@ -116,14 +116,14 @@ def estimate_difference(differences_P: ArrayLike, *, confidence: float = 0.95, s
     >>> estimate([0.0] * 20).high, round(estimate_difference([0.0] * 20).high, 2)
     (0.0, 0.17)
     """
-    found = estimate(differences_P, confidence=confidence, seed=seed)
+    raw = estimate(differences_P, confidence=confidence, seed=seed)
     values = np.round(np.asarray(differences_P, float), DIGITS)
-    low, high = found.low, found.high
+    low, high = raw.low, raw.high
     if _few_decide(np.abs(values)):
         parts = (np.clip(part, 0.0, 1.0) for part in (values, -values))
         won, lost = (estimate_share(part, confidence=confidence, seed=seed) for part in parts)
         low, high = min(low, won.low - lost.high), max(high, won.high - lost.low)
-    return Estimate(found.mean, max(low, -1.0), min(high, 1.0))
+    return Estimate(raw.mean, max(low, -1.0), min(high, 1.0))
 
 
 def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Estimate:

@@ -50,14 +50,14 @@ def rao_blackwell_kl(
     >>> rao_blackwell_kl(model, model, prompt_ids=[[5, 6], [5, 6]], completion_ids=[[7], [8, 9]])
     array([0., 0.])
     """
-    found, done = np.zeros(len(prompt_ids)), 0
+    kl, done = np.zeros(len(prompt_ids)), 0
     with evaluating(policy), evaluating(reference):
         for rows, parts in _passes(policy, reference, prompt_ids, completion_ids, batch_tokens):
             for row_of, own, base, targets in parts:
-                np.add.at(found, np.asarray(rows)[row_of], token_kl(own, base, targets))
+                np.add.at(kl, np.asarray(rows)[row_of], token_kl(own, base, targets))
             done += len(rows)
             on_progress(done, len(prompt_ids))
-    return found
+    return kl
 
 
 def kl_from_reference_samples(
@@ -76,11 +76,11 @@ def kl_from_reference_samples(
     kl, h = np.zeros((2, len(prompt_ids)))
     with evaluating(policy), evaluating(reference):
         for rows, parts in _passes(policy, reference, prompt_ids, completion_ids, FEW_TOKENS, stored):
-            found = [
+            terms = [
                 (np.asarray(rows)[row_of], token_kl(own, base, drawn), _log_ratio(own, base, drawn))
                 for row_of, own, base, drawn in parts
             ]
-            of, kl_t, h_t = map(np.concatenate, zip(*found, strict=True))
+            of, kl_t, h_t = map(np.concatenate, zip(*terms, strict=True))
             before, begins = h_t.cumsum() - h_t, np.flatnonzero(np.diff(of, prepend=-1))
             before -= np.repeat(before[begins], np.diff(begins, append=of.size))
             np.add.at(kl, of, np.exp(before) * kl_t)
@@ -91,8 +91,8 @@ def kl_from_reference_samples(
 def _log_ratio(own: Tensor, base: Tensor, drawn: Tensor) -> Array:
     """Return log π/π_ref of the tokens that were drawn, (T,)."""
     logprobs = (logits.double().log_softmax(-1).gather(-1, drawn[:, None])[:, 0] for logits in (own, base))
-    found: Array = (next(logprobs) - next(logprobs)).cpu().numpy()
-    return found
+    log_ratio: Array = (next(logprobs) - next(logprobs)).cpu().numpy()
+    return log_ratio
 
 
 def _passes(
@@ -140,15 +140,15 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
     rows = max(1, at_once(CHUNK, policy_logits.device.type) // policy_logits.shape[-1])
     blocks = zip(*(torch.split(part, rows) for part in (policy_logits, reference_logits, targets)), strict=True)
     with torch.no_grad():
-        found, impossible = map(torch.cat, zip(*(_block_kl(*block) for block in blocks), strict=True))
+        kl_t, impossible = map(torch.cat, zip(*(_block_kl(*block) for block in blocks), strict=True))
     if impossible.any():
         raise DataError(
             f"a completion has token {targets[impossible][0]}, to which the policy gives probability 0; pass the "
             "model that sampled the completions"
         )
-    if found.isnan().any():
+    if kl_t.isnan().any():
         raise ConfigError("the model returns NaN or infinite logits; use an earlier checkpoint")
-    kls: Array = found.cpu().numpy()
+    kls: Array = kl_t.cpu().numpy()
     return kls
 
 

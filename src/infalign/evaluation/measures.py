@@ -34,10 +34,10 @@ def pass_at_k(rewards: Rewards, k: int, *, threshold: float | None = None, confi
     >>> pass_at_k([[0, 0, 1, 1], [0, 1, 0]], 2).mean  # 1 − C(2, 2)/C(4, 2) = 5/6 and 1 − C(2, 2)/C(3, 2) = 2/3
     0.75
     """
-    found, *others = measure(rewards, [f"pass@{k}"], Measuring(threshold, confidence=Confidence(confidence)))
+    record, *others = measure(rewards, [f"pass@{k}"], Measuring(threshold, confidence=Confidence(confidence)))
     if others:
         raise DataError(f"the rewards are of {1 + len(others)} models; give those of one, or use measure")
-    return Estimate(found["mean"], found["low"], found["high"])
+    return Estimate(record["mean"], record["low"], record["high"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ class Part:
         """Return pass@k of the groups ``own`` for more responses than a prompt has."""
         from infalign.evaluation.extrapolation import extrapolate
 
-        (found,) = extrapolate(self.counts(own), [metric.k], confidence=self.how.confidence.level)
-        return {key: found[key] for key in ("mean", "low", "high", "claim")}
+        (record,) = extrapolate(self.counts(own), [metric.k], confidence=self.how.confidence.level)
+        return {key: record[key] for key in ("mean", "low", "high", "claim")}
 
     def counts(self, own: NDArray[Any]) -> "Counts":
         """Return how many responses of the groups ``own`` are right."""
@@ -172,8 +172,8 @@ def measure(rewards: Rewards, metrics: Sequence[str], how: Measuring | None = No
                 own = np.flatnonzero(part.groups.models == code)
                 sizes = {"fewest": int(part.groups.sizes[own].min()), "most": int(part.groups.sizes[own].max())}
                 unbiased = {"claim": "unbiased"}
-                found = part.beyond(metric, own) if values_G is None else unbiased | part.interval(values_G[own], own)
-                records.append({"model": model, **sizes, **part.about(metric, own.size), **found})
+                mean = part.beyond(metric, own) if values_G is None else unbiased | part.interval(values_G[own], own)
+                records.append({"model": model, **sizes, **part.about(metric, own.size), **mean})
     return records
 
 
@@ -195,9 +195,9 @@ def training_worth(rewards: Rewards, k: int, kls: Sequence[float], how: Measurin
     for part in (how or Measuring()).parts(RewardTable.of(rewards)):
         for code, model in enumerate(part.table.models.names):
             own = np.flatnonzero(part.groups.models == code)
-            found = worth(part.counts(own), f"best-of-{k}", kls, confidence=part.how.confidence.level)
+            worths = worth(part.counts(own), f"best-of-{k}", kls, confidence=part.how.confidence.level)
             about = {"part": part.name, "model": model, "metric": f"pass@{k}", "k": k, "prompts": own.size}
-            records += [{**about, **asdict(one)} for one in found]
+            records += [{**about, **asdict(one)} for one in worths]
     return records
 
 
@@ -238,10 +238,10 @@ def paired_differences(
                 if both.sum() < 2:
                     shared = f"{name} and {other} share {both.sum()} prompts"
                     raise DataError(f"{shared}; a difference needs at least 2: measure them apart, or choose others")
-                found = part.interval(values_G[ours[both]] - values_G[theirs[both]], ours[both], paired=True)
+                difference = part.interval(values_G[ours[both]] - values_G[theirs[both]], ours[both], paired=True)
                 alone = int(((ours >= 0) | (theirs >= 0)).sum() - both.sum())
                 about = {"model": name, "against": other, "alone": alone, **part.about(metric, int(both.sum()))}
-                records.append(about | found)
+                records.append(about | difference)
     return records
 
 
@@ -249,11 +249,11 @@ def measure_all(
     table: RewardTable, metrics: Sequence[str], how: Measuring, against: str | None = None
 ) -> dict[str, list[Record]]:
     """Return what `measure` finds and, for several models and where there is a measurement, `paired_differences`."""
-    found = measure(table, metrics, how)
-    measured = [m for m in metrics if all(r["claim"] == "unbiased" for r in found if r["metric"] == m)]
+    records = measure(table, metrics, how)
+    measured = [m for m in metrics if all(r["claim"] == "unbiased" for r in records if r["metric"] == m)]
     several = len(table.models.names) > 1
     apart = paired_differences(table, measured, how, against=against) if several else []
-    return {"metrics": found, "differences": apart}
+    return {"metrics": records, "differences": apart}
 
 
 def over_k(table: RewardTable, kind: str = "pass@", how: Measuring | None = None) -> list[str]:

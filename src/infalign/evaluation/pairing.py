@@ -58,12 +58,12 @@ def pair(policy: RewardTable, base: RewardTable, *, common_prompts: bool = False
     common = np.flatnonzero((counts > 0).all(axis=0))
     alone = [np.flatnonzero(counts[other] == 0) for other in (1, 0)]
     if any(places.size for places in alone) and not common_prompts:
-        found = [
+        clauses = [
             f"{places.size:,} prompts are only in {table.source}, such as {texts[places[0]]!r}"
             for table, places in zip(tables, alone, strict=True)
             if places.size
         ]
-        raise DataError(f"{'; '.join(found)}; pass --common-prompts to compare the {common.size:,} prompts in both")
+        raise DataError(f"{'; '.join(clauses)}; pass --common-prompts to compare the {common.size:,} prompts in both")
     if common.size == 0:
         raise DataError(f"{policy.source} and {base.source} have no prompts in common")
     rng = np.random.default_rng(seed)

@@ -43,11 +43,11 @@ class Metric:
         """Return the metric that ``name`` spells, or a procedure in a file. Raises ConfigError for another name."""
         if is_file(name):
             return cls(function_name(name), 1, parse_procedure(name))
-        found = re.fullmatch(rf"({'|'.join(map(re.escape, KINDS))})([1-9]\d{{0,8}})", name)
-        if found is None:
+        match = re.fullmatch(rf"({'|'.join(map(re.escape, KINDS))})([1-9]\d{{0,8}})", name)
+        if match is None:
             raise ConfigError(f"unknown metric {name!r}; known: {', '.join(f'{kind}K' for kind in KINDS)}")
-        k = int(found[2])
-        return cls(name, k, KINDS[found[1]](k))
+        k = int(match[2])
+        return cls(name, k, KINDS[match[1]](k))
 
     def of_prompts(self, correct_PM: ArrayLike, answers_PM: ArrayLike | None = None) -> Array:
         """Return the metric of each prompt, (P,), from M ≥ k responses that are right (1) or not (0).

@@ -52,9 +52,9 @@ class Labels:
 
     def take(self, rows: NDArray[Any]) -> "Labels":
         """Return some rows, with the names that are left."""
-        found, codes = np.unique(self.codes[rows], return_inverse=True)
-        labelled = found[found >= 0]
-        return Labels((codes - (found.size - labelled.size)).astype(np.int32), [self.names[code] for code in labelled])
+        kept, codes = np.unique(self.codes[rows], return_inverse=True)
+        labelled = kept[kept >= 0]
+        return Labels((codes - (kept.size - labelled.size)).astype(np.int32), [self.names[code] for code in labelled])
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class RewardTable:
         width = len(self.prompts.names)
         keys = self.models.codes.astype(np.int64) * width + self.prompts.codes
         order = np.argsort(keys, kind="stable")
-        found, starts, sizes = np.unique(keys[order], return_index=True, return_counts=True)
-        return Groups(found // width, found % width, order, starts, sizes)
+        keys_G, starts, sizes = np.unique(keys[order], return_index=True, return_counts=True)
+        return Groups(keys_G // width, keys_G % width, order, starts, sizes)
 
     def take(self, rows: NDArray[Any]) -> "RewardTable":
         """Return some rows."""

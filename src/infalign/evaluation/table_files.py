@@ -52,34 +52,34 @@ class Reading:
         """
         if unknown := [role for role in self.columns if role not in ROLES]:
             raise ConfigError(f"unknown role {unknown[0]!r} of a column; known: {', '.join(ROLES)}")
-        found, notes = {name: [name] for name in self.keep}, []
+        roles, notes = {name: [name] for name in self.keep}, []
         for role, (usual, *others) in ROLES.items():
             pattern = self.columns.get(role, usual)
-            found[role] = [name for name in names if fnmatchcase(name, pattern)]
-            if role in self.columns or found[role]:
+            roles[role] = [name for name in names if fnmatchcase(name, pattern)]
+            if role in self.columns or roles[role]:
                 continue
-            found[role] = [name for name in names if name in others]
-            if role == "sample" and len(found[role]) > 1:
-                found[role] = []
-            if len(found[role]) > 1:
-                both = " and ".join(found[role])
+            roles[role] = [name for name in names if name in others]
+            if role == "sample" and len(roles[role]) > 1:
+                roles[role] = []
+            if len(roles[role]) > 1:
+                both = " and ".join(roles[role])
                 raise DataError(
-                    f"{path}: columns {both} could be the {role}; choose: --columns {role}={found[role][0]}"
+                    f"{path}: columns {both} could be the {role}; choose: --columns {role}={roles[role][0]}"
                 )
-            notes += [f"{role} is read from column {name}." for name in found[role]]
-        needed = ["prompt", *["reward"] * (len(found["model"]) < 2), *self.keep]
+            notes += [f"{role} is read from column {name}." for name in roles[role]]
+        needed = ["prompt", *["reward"] * (len(roles["model"]) < 2), *self.keep]
         for role, chosen in {**dict.fromkeys(needed), **self.columns}.items():
-            if not set(found[role]) & set(names):
+            if not set(roles[role]) & set(names):
                 absent = role if chosen is None else f"{chosen or 'without a name'} for {role}"
                 cure = "" if chosen or role in self.keep else f"; choose one with --columns {role}=NAME"
                 raise DataError(f"{path}: no column {absent}; there are {listed_names(names, NAMED)}{cure}")
-        if len(found["model"]) > 1:  # each holds the rewards of a model
-            found["reward"] = []
-        found |= {name: [name] for name in RUNS if name in names}
-        used = {name for columns in found.values() for name in columns}
+        if len(roles["model"]) > 1:  # each holds the rewards of a model
+            roles["reward"] = []
+        roles |= {name: [name] for name in RUNS if name in names}
+        used = {name for columns in roles.values() for name in columns}
         if ignored := [name for name in names if name not in used]:
             notes.append(f"Ignored columns: {listed_names(ignored, NAMED)}.")
-        return found, notes
+        return roles, notes
 
 
 def read_reward_table(path: str | Path, reading: Reading | None = None) -> RewardTable:
@@ -148,16 +148,16 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
     """Return the rewards of any file. Raises DataError, with the place, for a value that is not what it should be."""
     roles: Columns = {}
     notes: list[str] = []
-    found: dict[str, list[Any]] = {}
+    by_role: dict[str, list[Any]] = {}
     absent: dict[str, str] = {}
     words: set[str] = set()
     csv = path.suffix == ".csv"  # whose numbers are text
     for where, row in read_rows(path):
         if not roles:
             roles, notes = reading.roles(path, list(row))
-            found = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
+            by_role = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
         for response in _responses(row, roles):
-            for role, values in found.items():
+            for role, values in by_role.items():
                 name = (roles[role] or ROLES[role])[0]
                 value = response.get(role)
                 if value is None or value == "":
@@ -176,7 +176,7 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
                         values.append(_prompt_text(value) if role == "prompt" else str(value))
                 except ValueError as error:
                     raise DataError(f"{where}, prompt {response['prompt']!r}: {name} is {error}") from None
-    numbers = {role: np.array(found.pop(role), float) for role in NUMBERS if role in found}
+    numbers = {role: np.array(by_role.pop(role), float) for role in NUMBERS if role in by_role}
     for role, where in absent.items():
         if np.isnan(numbers[role]).all():
             del numbers[role]
@@ -184,7 +184,7 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
             raise DataError(f"{where}: column {roles[role][0]} is missing or empty, but other rows have it")
     if words:
         notes.append(f"Words are rewards: {', '.join(f'{word} is {WORDS[word]:g}' for word in sorted(words))}.")
-    labels = {role: Labels.of_texts(values) for role, values in found.items()}
+    labels = {role: Labels.of_texts(values) for role, values in by_role.items()}
     return checked_table(path, labels.pop("prompt"), numbers, labels, notes, reading)
 
 
@@ -244,14 +244,14 @@ def checked_table(
             continue
         labels = table.columns[name]
         pairs = key * (len(labels.names) + 1) + labels.codes
-        found, first, counts = np.unique(pairs, return_index=True, return_counts=True)
+        distinct, first, counts = np.unique(pairs, return_index=True, return_counts=True)
         if name == "sample" and counts.max() > 1 and labels.codes[row := first[counts.argmax()]] >= 0:
             prompt, sample = table.prompts.names[table.prompts.codes[row]], labels.names[labels.codes[row]]
             raise DataError(
                 f"{path}: prompt {prompt!r} has sample {sample} more than once; if the file holds several runs, name "
                 "the column that tells them apart, --columns model=NAME"
             )
-        if name != "sample" and found.size > np.unique(key).size:
+        if name != "sample" and distinct.size > np.unique(key).size:
             raise DataError(
                 f"{path}: column {name} has several values for a prompt, which are not pooled; keep the rows of one, "
                 f"or take each as a model, --columns model={name}"
@@ -270,17 +270,17 @@ def _number(value: Any, csv: bool, words: set[str], *, nan: bool) -> float:
         if isinstance(value, str) and (not csv or "_" in value):
             raise ValueError
         number = int(value) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else value
-        found = float(number)
+        reward = float(number)
     except OverflowError:  # whole numbers in JSON can be arbitrarily large
-        found = math.inf
+        reward = math.inf
     except (TypeError, ValueError):
         percent = isinstance(value, str) and value.strip().endswith("%")
         raise ValueError(f"{value!r}; it must be a number{', such as 0.85 for 85%' if percent else ''}") from None
-    if not math.isfinite(found) and not (nan and math.isnan(found)):
-        raise ValueError(f"{found}, which cannot be ranked; score the response again")
+    if not math.isfinite(reward) and not (nan and math.isnan(reward)):
+        raise ValueError(f"{reward}, which cannot be ranked; score the response again")
     if isinstance(number, int) and abs(number) > 2**53 and (problem := not_a_number(number)):
         raise ValueError(problem.removeprefix("found "))
-    return found
+    return reward
 
 
 def _prompt_text(value: object) -> str:

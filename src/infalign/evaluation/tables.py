@@ -59,8 +59,8 @@ def compare_tables(
         notes = [NO_WIDTH] if win_rate["high"] - win_rate["low"] < 1e-12 else []
         controlled = None
         try:
-            found = intervals.of(_at_equal_length(pairing, procedure, served))
-            controlled = {key: min(max(value, 0.0), 1.0) for key, value in found.items()}
+            raw = intervals.of(_at_equal_length(pairing, procedure, served))
+            controlled = {key: min(max(value, 0.0), 1.0) for key, value in raw.items()}
         except DataError as error:
             notes.append(f"no length-controlled win rate: {error}")
         names = {"procedure": procedure.name, "base_procedure": served.name, "win_rate": win_rate.pop("mean")}
@@ -71,13 +71,13 @@ def compare_tables(
 
 def _by_prompt(blocks: Sequence[Block], measure: Callable[[Block], Array]) -> Array:
     """Return what ``measure`` finds for the prompts of each block, the last axis in the order of the prompts."""
-    found = []
+    by_block = []
     for block in blocks:
         try:
-            found.append(measure(block))
+            by_block.append(measure(block))
         except DataError as error:
             raise DataError(f"prompt {block.example!r}: {error}") from error
-    return np.concatenate(found, axis=-1)[..., _order(blocks)]
+    return np.concatenate(by_block, axis=-1)[..., _order(blocks)]
 
 
 def _order(blocks: Sequence[Block]) -> NDArray[np.intp]:

@@ -194,10 +194,10 @@ def halves(base: Samples, rewinding: Sequence[RewindAndRepeat], draws: int) -> l
 
     Raises DataError if a half cannot show the quantiles or has fewer samples than ``draws``.
     """
-    needed, found = max(rewind_samples(rewind, draws) for rewind in rewinding), base.selected.shape[1]
-    if found < needed:
-        raise DataError(f"{rewinding[0].name} needs {needed} base samples per prompt, found {found}")
-    first, second = base[:, : found // 2], base[:, found // 2 :]
+    needed, samples = max(rewind_samples(rewind, draws) for rewind in rewinding), base.selected.shape[1]
+    if samples < needed:
+        raise DataError(f"{rewinding[0].name} needs {needed} base samples per prompt, found {samples}")
+    first, second = base[:, : samples // 2], base[:, samples // 2 :]
     return [(first.selected, second), (second.selected, first)]
 
 

@@ -66,15 +66,15 @@ def worth(
     base = counts.of_rate(exact[:, None])
     today = counts.estimate(exact, base, confidence=confidence)
     trained = [_Trained(counts, shaped_for, served, known=known) for shaped_for in (Standard(), served)]
-    found = []
+    worths = []
     for kl in kls:
         ordinary, law = (policies.at(kl) for policies in trained)
         values = [counts.estimate(exact, value, confidence=confidence) for value in (ordinary, law)]
         more = [
             counts.estimate(0.0 * exact, law - other, least=-1.0, confidence=confidence) for other in (base, ordinary)
         ]
-        found.append(Worth(kl, today, *values, *more))
-    return found
+        worths.append(Worth(kl, today, *values, *more))
+    return worths
 
 
 class _Trained:
@@ -103,9 +103,9 @@ class _Trained:
         The price is what a nat adds. So a mean KL that is off, as rates are not those of the mixture, changes little.
         Where the KL jumps between two β, some prompts have the policy of the one and some that of the other.
         """
-        above = int(np.argmax(self.kls > kl))
-        if above == 0:
+        if not (more := self.kls > kl).any():
             return self._by_rate(self.shifts[-1])[0]
+        above = max(1, int(np.argmax(more)))  # the first KL is 0 but for rounding
         between = slice(above - 1, above + 1)
         (nats,), (gained,) = np.diff(self.kls[between]), np.diff(self.values[between])
         share = (kl - self.kls[above - 1]) / nats

@@ -30,7 +30,7 @@ class GroupAdvantages(RolloutWorkflow):
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
         """Return the tensors of a group, or None if all episodes were rejected."""
-        found: dict[str, Any] | None = await self._group.arun_episode(engine, data)
-        if found is not None:
-            found["rewards"] = of_groups(found["rewards"], [0] * len(found["rewards"]), self._objective)
-        return found
+        tensors: dict[str, Any] | None = await self._group.arun_episode(engine, data)
+        if tensors is not None:
+            tensors["rewards"] = of_groups(tensors["rewards"], [0] * len(tensors["rewards"]), self._objective)
+        return tensors

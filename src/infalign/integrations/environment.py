@@ -81,9 +81,9 @@ def find_tokenizer(source: str) -> Any | None:
 
 def tokenizer(source: str) -> Any:
     """Return the policy's tokenizer as `find_tokenizer`. Raises ConfigError if there is none."""
-    if (found := find_tokenizer(source)) is None:
+    if (words := find_tokenizer(source)) is None:
         raise ConfigError(f"with {source}, set INFALIGN_TOKENIZER to the folder or hub id of the policy's tokenizer")
-    return found
+    return words
 
 
 def _is_run(source: str) -> bool:
@@ -97,10 +97,10 @@ def data_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept = row.get("columns") or {}
     try:
-        found = dict(json.loads(kept, object_pairs_hook=reject_duplicate_keys) if isinstance(kept, str) else kept)
+        columns = dict(json.loads(kept, object_pairs_hook=reject_duplicate_keys) if isinstance(kept, str) else kept)
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"columns must be a JSON object; it begins {str(kept)[:60]!r}") from error
-    return found | {name: value for name, value in row.items() if name not in CALIBRATED}
+    return columns | {name: value for name, value in row.items() if name not in CALIBRATED}
 
 
 def calibrated_row(row: Any, what: str) -> tuple[list[Message], Any, dict[str, Any]]:

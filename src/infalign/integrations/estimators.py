@@ -23,10 +23,10 @@ PADDING = re.compile("pad[0-9a-f]+")  # the prompt of rows that fill a batch up
 @cache
 def check_version(package: str) -> None:
     """Warn, once, if another minor version of ``package`` is installed than the tested one."""
-    found, tested = version(package), TESTED[package]
-    if found.rpartition(".")[0] != tested:
+    installed, tested = version(package), TESTED[package]
+    if installed.rpartition(".")[0] != tested:
         warnings.warn(
-            f"{package} {found} is installed, but infalign was tested with {package} {tested}: check the "
+            f"{package} {installed} is installed, but infalign was tested with {package} {tested}: check the "
             "first advantages that it logs",
             stacklevel=3,
         )
@@ -39,8 +39,8 @@ def of_groups(rewards: torch.Tensor, groups: Sequence[Any], objective: str) -> t
             f"the rewards are {rewards.dtype}, in which near rewards become equal; compute them in float32",
             stacklevel=2,
         )
-    found: torch.Tensor = advantages(rewards.float(), groups, objective)
-    return found
+    advantages_B: torch.Tensor = advantages(rewards.float(), groups, objective)
+    return advantages_B
 
 
 def estimator(objective: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:

@@ -37,11 +37,11 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         asked = zip(queries, prompts, labels, strict=True)
         words = tokenizer(os.environ.get("INFALIGN_REWARD", ""))
         rows = [parse_label(label, response(query, prompt, words)) for query, prompt, label in asked]
-        found = [from_environment().score(*row) for row in rows]
+        scored = [from_environment().score(*row) for row in rows]
     except InfalignError as error:
         logging.getLogger(__name__).error("no reward: %s", error)
         raise
-    scores, win_rates, rewards = map(torch.tensor, zip(*found, strict=True))
+    scores, win_rates, rewards = map(torch.tensor, zip(*scored, strict=True))
     return {"rewards": scores, "scores": rewards, "extra_logs": {"win_rate": win_rates, "reward": rewards}}
 
 

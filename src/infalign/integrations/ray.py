@@ -152,7 +152,7 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
     """
 
     def sample(remaining: Remaining) -> None:
-        by_name, found = {unit.name: unit for unit in remaining.units}, identify(remaining.units)
+        by_name, ids = {unit.name: unit for unit in remaining.units}, identify(remaining.units)
         if before := [name for name in remaining.todo if by_name[name].stage not in ("rollout", "score")]:
             raise ConfigError(
                 f"{listed_names(before)} must be done before sampling on a cluster; run `infalign run RECIPE "
@@ -161,7 +161,7 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
         if remaining.todo:
             with _cluster(actors, gpus, cpus):
                 for name in remaining.todo:
-                    begin(remaining.root, by_name[name], found[name])
+                    begin(remaining.root, by_name[name], ids[name])
                 _draw(run, actors, gpus, console)
 
     with open_run(recipe) as run:

@@ -27,8 +27,8 @@ class _GroupAdvantages:
         self._objective = objective
         super().__init__(*given, **settings)
         for name, kept in self.kept.items():
-            if (found := getattr(self.args, name)) != kept:  # type: ignore[attr-defined]
-                raise ConfigError(f"{name}={found!r} would change the objective, {objective}; set {name}={kept!r}")
+            if (value := getattr(self.args, name)) != kept:  # type: ignore[attr-defined]
+                raise ConfigError(f"{name}={value!r} would change the objective, {objective}; set {name}={kept!r}")
 
     def _calculate_rewards(self, *given: Any) -> Any:
         self._reward_BF = super()._calculate_rewards(*given)  # type: ignore[misc]

@@ -14,11 +14,11 @@ def reference_rewards(traces: str | Path, *, score: str | None = None) -> dict[s
     ``shaping(reward, rewards[self.key])``. ``score`` is one of several rewards or metrics, by default their weighted
     sum. Raises DataError for a rollout that failed, and for a task with fewer than two.
     """
-    found = defaultdict[str, list[float]](list)
+    by_task = defaultdict[str, list[float]](list)
     for sample in read(Path(traces), score, lambda _: None):
         if sample.reward is None:
             raise DataError(f"{traces}: a rollout has no reward ({sample.error}); finish it with `vf-eval --resume`")
-        found[sample.about["key"]].append(sample.reward)
-    if few := [key for key, rewards in found.items() if len(rewards) < 2]:
+        by_task[sample.about["key"]].append(sample.reward)
+    if few := [key for key, rewards in by_task.items() if len(rewards) < 2]:
         raise DataError(f"{traces}: {len(few)} tasks have one rollout; evaluate with at least 2, better 32 per task")
-    return {key: sorted(rewards) for key, rewards in found.items()}
+    return {key: sorted(rewards) for key, rewards in by_task.items()}

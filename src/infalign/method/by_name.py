@@ -69,19 +69,19 @@ class ByName(UserReward):
         ``given`` is what a trainer gives besides: `TRAINER`, and ``completions`` as it has them. Raises DataError for a
         column that the function needs and that rows lack, ConfigError for an argument that only TRL gives.
         """
-        found = {name: values for name, values in (columns or {}).items() if name not in GIVEN}
-        for name in (columns or {}).keys() - found.keys():
+        kept = {name: values for name, values in (columns or {}).items() if name not in GIVEN}
+        for name in (columns or {}).keys() - kept.keys():
             warn_of_column(name)
         if self._form == VERL:
-            found = _as_verl(found, len(responses))
+            kept = _as_verl(kept, len(responses))
         arguments = self._arguments(prompts, responses, given or {})
-        self._check(found, arguments, prompts)
-        lists = {name: [None if value is ABSENT else value for value in values] for name, values in found.items()}
+        self._check(kept, arguments, prompts)
+        lists = {name: [None if value is ABSENT else value for value in values] for name, values in kept.items()}
         if self._form == VERL:
             lists |= arguments
             rows = ({name: values[row] for name, values in lists.items()} for row in range(len(responses)))
             given_by = map(self._called, rows)  # numbers, or dicts with the key score
-            return [found.get("score") if isinstance(found, Mapping) else found for found in given_by]
+            return [result.get("score") if isinstance(result, Mapping) else result for result in given_by]
         return self._called(lists | arguments)
 
     def _arguments(self, prompts: Sequence[Any], responses: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:

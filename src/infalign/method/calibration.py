@@ -20,22 +20,22 @@ def as_rewards(values: Any, what: str = "rewards") -> Array:
     """
     try:
         as_lists = hasattr(values, "new_tensor") or np.ma.is_masked(values)  # torch's are on any device
-        found = np.asarray(values.tolist() if as_lists else values)
+        array = np.asarray(values.tolist() if as_lists else values)
     except (ValueError, TypeError, RuntimeError) as error:  # torch's of a list of tensors with gradients
         raise DataError(f"{what}: {error}; give an array of numbers") from error
-    if (kind := found.dtype.kind) not in "bf":
-        doubtful = found[(found > 2**53) | (found < -(2**53))] if kind in "iu" else found.ravel()
+    if (kind := array.dtype.kind) not in "bf":
+        doubtful = array[(array > 2**53) | (array < -(2**53))] if kind in "iu" else array.ravel()
         if problem := next(filter(None, map(not_a_number, doubtful.tolist())), None):
             raise DataError(f"{what}: {problem}")
-    return found.astype(float, copy=False)
+    return array.astype(float, copy=False)
 
 
 def reward_rows(rewards_PK: Any) -> list[Array]:
     """Return the rewards of each prompt's K rollouts. Raises DataError unless each has 2 finite numbers or more."""
     rows = [as_rewards(row) for row in rewards_PK]
     if not rows or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rows):
-        found = f"rows of shape {', '.join(sorted({str(row.shape) for row in rows}))}" if rows else "no prompts"
-        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {found}")
+        shapes = f"rows of shape {', '.join(sorted({str(row.shape) for row in rows}))}" if rows else "no prompts"
+        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {shapes}")
     return rows
 
 
@@ -51,9 +51,9 @@ def stacked(rows: Sequence[Array]) -> Array:
     """Return rows as a matrix, or as an object array where they differ in length."""
     if len({row.size for row in rows}) == 1:
         return np.stack(rows)
-    found = np.empty(len(rows), object)
-    found[:] = rows
-    return found
+    ragged = np.empty(len(rows), object)
+    ragged[:] = rows
+    return ragged
 
 
 def tied_prompts(sorted_PK: Array) -> NDArray[np.bool_]:
@@ -66,11 +66,11 @@ def not_a_number(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, Real):
         return f"found a {type(value).__name__}; return a number for every response"
     try:
-        found = float(value)
+        rounded = float(value)
     except OverflowError:
         return "found inf: the number exceeds the range of a float; return a smaller number"
     exact = int(value) if isinstance(value, Integral) else value  # NumPy compares its integers as floats
-    if found != exact and not math.isnan(found):
+    if rounded != exact and not math.isnan(rounded):
         return f"found {exact!r}, which a float cannot represent, so it would tie with its neighbors; return floats"
     return None
 

@@ -44,21 +44,21 @@ def advantages(rewards: ArrayLike, groups: ArrayLike, objective: str = "pass@8")
     if values.ndim != 1 or values.shape != names.shape or not np.isfinite(values).all():
         raise DataError(f"advantages need one finite reward and one group per response, found {values.shape}")
     share, least = _objective(objective)
-    found = np.empty(values.shape)
+    shares_B = np.empty(values.shape)
     _, group_of, sizes = np.unique(names, return_inverse=True, return_counts=True)
     if (smallest := int(sizes.min(initial=least))) < least:
         raise DataError(f"{objective} needs at least {least} responses per group; one group has {smallest}")
     for size in np.unique(sizes):
         rows_GM = np.stack([np.flatnonzero(group_of == group) for group in np.flatnonzero(sizes == size)])
-        found[rows_GM] = share(values[rows_GM])
+        shares_B[rows_GM] = share(values[rows_GM])
     given: Any = rewards
-    return (given / 1).new_tensor(found.tolist()) if hasattr(given, "new_tensor") else found  # / 1 is floating
+    return (given / 1).new_tensor(shares_B.tolist()) if hasattr(given, "new_tensor") else shares_B  # / 1 is floating
 
 
 def _objective(name: str) -> tuple[Callable[[Array], Array], int]:
     """Return how the rewards of groups of one size, (G, M), become advantages, and the smallest M."""
-    if found := re.fullmatch(r"(?:pass@|best-of-)([1-9]\d{0,8})|(?:pass\^|worst-of-)([1-9]\d{0,8})", name):
-        procedure = BestOfN(int(found[1])) if found[1] else WorstOfN(int(found[2]))
+    if match := re.fullmatch(r"(?:pass@|best-of-)([1-9]\d{0,8})|(?:pass\^|worst-of-)([1-9]\d{0,8})", name):
+        procedure = BestOfN(int(match[1])) if match[1] else WorstOfN(int(match[2]))
         return lambda rewards_GM: credit(rewards_GM, procedure), max(2, procedure.n)
     if name == "rloo":
         return lambda rewards_GM: credit(rewards_GM, BestOfN(1)), 2
@@ -110,6 +110,6 @@ def credit(values_PM: Array, procedure: Extreme) -> Array:
     seconds = n * (n - 1) / (size * (size - n + 1)) * np.cumprod(np.append(1.0, np.maximum(j - n + 2, 0.0) / j))[::-1]
     below = np.cumsum(seconds * ascending, axis=1) - seconds * ascending
     shares = (np.cumsum(seconds) - seconds) * ascending - below
-    found = np.empty(values_PM.shape)
-    np.put_along_axis(found, order, sign * size * shares, axis=1)
-    return found
+    credits_PM = np.empty(values_PM.shape)
+    np.put_along_axis(credits_PM, order, sign * size * shares, axis=1)
+    return credits_PM

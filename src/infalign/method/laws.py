@@ -80,8 +80,8 @@ def of_rewarded(make: MakesLaw) -> MakesLaw:
         if kept.all() or not kept.any():
             return make(rewards_PK, *arguments, **options)
         law = make([row for row, keep in zip(rows, kept, strict=True) if keep], *arguments, **options)
-        found = iter(law.log_ratios_PK)
-        log_ratios_PK = stacked([next(found) if keep else row for row, keep in zip(rows, kept, strict=True)])
+        of_kept = iter(law.log_ratios_PK)
+        log_ratios_PK = stacked([next(of_kept) if keep else row for row, keep in zip(rows, kept, strict=True)])
         return replace(law, log_ratios_PK=log_ratios_PK, rewards_PK=stacked(rows))
 
     return cast(MakesLaw, made)

@@ -71,9 +71,9 @@ class Optimal(NotByRank):
         """
         number = r":([-+.\de]+)"
         form = rf"optimal:(reward|win-rate):(.+?){number}(?:{number}{number})?(?::raised:([\da-f,]+))?"
-        if (found := re.fullmatch(form, name)) is None:
+        if (match := re.fullmatch(form, name)) is None:
             return None
-        objective, named, beta, failure, success, raised = found.groups()
+        objective, named, beta, failure, success, raised = match.groups()
         pair = None if failure is None else (float(failure), float(success))
         served, digests = procedure or _by_ranks(named), frozenset(raised.split(",") if raised else ())
         return cls(served, float(beta), cast(Objective, objective), pair, digests)
@@ -308,9 +308,9 @@ class Classes:
 
     def raised(self, beta: float, kl: float) -> NDArray[np.bool_]:
         """Return which laws to raise at ``beta``, (L,): by gain per nat, as long as their mean KL is at most ``kl``."""
-        found, above = self.solve(beta), self.solve(beta, np.ones(len(self.p), bool))
-        nats, gain = above.kl - found.kl, above.value - found.value
-        share, left = np.bincount(self.of_prompt) / self.of_prompt.size, kl - self.mean(found.kl)
+        best, above = self.solve(beta), self.solve(beta, np.ones(len(self.p), bool))
+        nats, gain = above.kl - best.kl, above.value - best.value
+        share, left = np.bincount(self.of_prompt) / self.of_prompt.size, kl - self.mean(best.kl)
         raised, other = np.zeros(len(self.p), bool), np.flatnonzero(nats > 0)
         for law in other[np.argsort(-gain[other] / nats[other], kind="stable")]:
             raised[law] = share[law] * nats[law] <= left

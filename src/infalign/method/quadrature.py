@@ -125,10 +125,10 @@ def adapted(panels: Panels, integrands: Callable[[Panels], tuple[Array, ...]]) -
     """
     most = len(panels.start) + MOST_PANELS
     for _ in range(ROUNDS):
-        found = integrands(panels)
-        tails = np.max([panels.tails(values) for values in found], axis=0)
+        at_nodes = integrands(panels)
+        tails = np.max([panels.tails(values) for values in at_nodes], axis=0)
         error = float(tails.sum())
-        bound = TOLERANCE * max(1.0, *(float(np.sum(panels.weight * np.abs(values))) for values in found))
+        bound = TOLERANCE * max(1.0, *(float(np.sum(panels.weight * np.abs(values))) for values in at_nodes))
         # The worst panels are split first: where values are rounded, every panel stays rough, and splitting them all
         # would use up MOST_PANELS before a jump has been narrowed down.
         rough = tails > max(bound / len(tails), WORST * float(tails.max()))

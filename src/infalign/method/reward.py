@@ -175,5 +175,5 @@ def one_for_each(values: object, responses: int, name: str, rows: str = "") -> l
     given = list(values) if isinstance(values, Sequence) and not isinstance(values, str | bytes) else None
     if given is not None and len(given) == responses:
         return given
-    found = type(values).__name__ if given is None else f"{len(given)} rewards"
-    raise DataError(f"{name} returned {found} for the {responses} responses{rows}; return a list with one number each")
+    result = type(values).__name__ if given is None else f"{len(given)} rewards"
+    raise DataError(f"{name} returned {result} for the {responses} responses{rows}; return a list with one number each")

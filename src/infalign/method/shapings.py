@@ -131,8 +131,8 @@ def parse_shaping(name: str) -> Shaping:
 
     Raises ConfigError, with all spellings, for a name that is none.
     """
-    if found := spelled_by(SPELLINGS, name):
-        return found
+    if shaping := spelled_by(SPELLINGS, name):
+        return shaping
     if name.endswith(".json") or spelled_by(TRANSFORMATIONS, name) is not None:
         return Ranked(parse_transform(name))
     if name.partition(":")[0] == "optimal":

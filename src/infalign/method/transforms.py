@@ -319,8 +319,8 @@ def parse_transform(name: str) -> Transformation:
     """
     if name.endswith(".json"):
         return read_table(Path(name))
-    if found := spelled_by(SPELLINGS, name):
-        return found
+    if transform := spelled_by(SPELLINGS, name):
+        return transform
     raise ConfigError(
         f"unknown transformation {name!r}; known: {', '.join(SPELLINGS)}, and a table's FILE.json"
         f"{did_you_mean(name, SPELLINGS, after='; ')}"

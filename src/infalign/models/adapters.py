@@ -46,13 +46,13 @@ def merge_adapter(model: Any, folder: str | Path) -> Any:
     from torch.nn import Parameter
 
     cannot = f"cannot merge the LoRA adapter {folder} into {model.name_or_path}"
-    found = _weight_names(folder, cannot)
+    names = _weight_names(folder, cannot)
     with loading(cannot), catch_warnings():
         simplefilter("ignore")  # PEFT warns of missing weights
         adapted = PeftModel.from_pretrained(model, folder)
         wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
     # An embedding that training enlarged is in the file of its own accord, and PEFT has read it.
-    odd = sorted(name for name in found ^ wanted if "lora_" in name or name in wanted)
+    odd = sorted(name for name in names ^ wanted if "lora_" in name or name in wanted)
     if odd:
         raise ConfigError(f"{cannot}: only one of them has {', '.join(odd[:6])}{' …' if len(odd) > 6 else ''}")
     embedding, head = adapted.get_input_embeddings(), adapted.get_output_embeddings()

@@ -42,22 +42,22 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Messages], tools: Sequence[Tool
     ``tools`` are those of each prompt. Control tokens that a message spells are encoded as the characters they are made
     of, except an assistant's own marks, such as ``<think>``. Raises DataError for a prompt that the template refuses.
     """
-    return [_or_raise(found).ids for found in _read(tokenizer, prompts, tools, prompted=True)]
+    return [_or_raise(rendering).ids for rendering in _read(tokenizer, prompts, tools, prompted=True)]
 
 
 def conversation_ids(
     tokenizer: Any, conversations: Sequence[Messages], tools: Sequence[Tools] | None = None
 ) -> list[list[int]]:
     """Return what reward models read: whole conversations as the chat template renders them. Else as `prompt_ids`."""
-    return [_or_raise(found).ids for found in _read(tokenizer, conversations, tools, prompted=False)]
+    return [_or_raise(rendering).ids for rendering in _read(tokenizer, conversations, tools, prompted=False)]
 
 
 def prompt_ids_or_errors(
     tokenizer: Any, prompts: Sequence[Messages], tools: Sequence[Tools] | None = None
 ) -> list[list[int] | DataError]:
     """Return `prompt_ids`, and in the place of a prompt that the template refuses the error that says why."""
-    found = _read(tokenizer, prompts, tools, prompted=True)
-    return [one if isinstance(one, DataError) else one.ids for one in found]
+    renderings = _read(tokenizer, prompts, tools, prompted=True)
+    return [one if isinstance(one, DataError) else one.ids for one in renderings]
 
 
 def training_ids(
@@ -137,10 +137,10 @@ def find_refused(
     A field that makes a difference to one conversation is not looked for in others. Thoughts count as read: what a
     template leaves out of them, `training_ids` writes.
     """
-    found, known = _read(tokenizer, conversations, tools, prompted=False), {"role", "content", "reasoning_content"}
+    renderings, known = _read(tokenizer, conversations, tools, prompted=False), {"role", "content", "reasoning_content"}
     return [
         one if isinstance(one, DataError) else _unread_field(tokenizer, one.text, talk, shown, known)
-        for one, talk, shown in zip(found, conversations, tools, strict=True)
+        for one, talk, shown in zip(renderings, conversations, tools, strict=True)
     ]
 
 
@@ -180,32 +180,32 @@ def _continuation(tokenizer: Any, ids: list[int]) -> str:
     named = zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)
     for is_byte, run in groupby(named, lambda one: BYTE.fullmatch(one[1] or "") is not None):
         some, names = zip(*run, strict=True)
-        end, twice, found = tokenizer.decode([eos, eos * 2, [*eos, *some]], clean_up_tokenization_spaces=False)
+        end, twice, whole = tokenizer.decode([eos, eos * 2, [*eos, *some]], clean_up_tokenization_spaces=False)
         joined = twice.removesuffix(end)  # with the blank that some tokenizers write between any two tokens
-        if is_byte and not found.endswith(names[-1]):  # of a character that lacks one, all would be given up
+        if is_byte and not whole.endswith(names[-1]):  # of a character that lacks one, all would be given up
             text += bytes(int(name[3:5], 16) for name in names).decode(errors="replace")
         else:
-            text += found[len(joined if found.startswith(joined) else end) :]
+            text += whole[len(joined if whole.startswith(joined) else end) :]
     return text
 
 
-def _or_raise(found: _Rendered | DataError) -> _Rendered:
-    if isinstance(found, DataError):
-        raise found
-    return found
+def _or_raise(rendering: _Rendered | DataError) -> _Rendered:
+    if isinstance(rendering, DataError):
+        raise rendering
+    return rendering
 
 
 def _read(
     tokenizer: Any, conversations: Sequence[Messages], tools: Sequence[Tools] | None, *, prompted: bool
 ) -> list[_Rendered | DataError]:
     """Return each conversation as text and ids, `BATCH` at a time, or why the template refuses it."""
-    found = list[_Rendered | DataError]()
+    renderings = list[_Rendered | DataError]()
     rows = zip(conversations, tools or [None] * len(conversations), strict=True)
     for same_tools, group in groupby(rows, itemgetter(1)):
         with_them = [conversation for conversation, _ in group]
         for start in range(0, len(with_them), BATCH):
-            found += _read_batch(tokenizer, with_them[start : start + BATCH], same_tools, prompted)
-    return found
+            renderings += _read_batch(tokenizer, with_them[start : start + BATCH], same_tools, prompted)
+    return renderings
 
 
 def _read_batch(
@@ -218,7 +218,7 @@ def _read_batch(
         if not isinstance(error, Exception) and type(error).__name__ != TOKENIZERS_PANIC:
             raise
         if len(batch) > 1:
-            return [found for one in batch for found in _read_batch(tokenizer, [one], tools, prompted)]
+            return [rendering for one in batch for rendering in _read_batch(tokenizer, [one], tools, prompted)]
         refusal = DataError(
             f"prompt {prompt_id(batch[0])}: the chat template of {tokenizer.name_or_path} cannot render the "
             f"conversation ({type(error).__name__}: {error}); drop the prompt or change the template"
@@ -252,7 +252,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
-    ids = [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    ids = [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
     for place in [place for place, text in enumerate(texts) if BREAK in text]:
         ids[place] = _breaking_tokenizer(tokenizer).encode(texts[place], add_special_tokens=False).ids
     return ids

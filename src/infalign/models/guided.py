@@ -152,8 +152,8 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
         if packed is not None and packed.states is not None:
             return packed.states[None].to(self.dtype)
         own = _part_of_cache(cache, slice(0, self.config.reference["num_hidden_layers"]), asked)
-        found = self.reference.base_model(**asked | own, output_hidden_states=bool(reads))
-        return states_after(found, reads) if reads else found.last_hidden_state
+        outputs = self.reference.base_model(**asked | own, output_hidden_states=bool(reads))
+        return states_after(outputs, reads) if reads else outputs.last_hidden_state
 
     def reference_logits(self, batch: PackedBatch) -> Logits:
         """Return the reference's logits that predict each token of the responses; inside `packing`.

@@ -147,11 +147,11 @@ class PackedBatch:
             return self.run(model, logits_to_keep=self.predictors).logits[0]
         texts, predicts = self.padded
         kept = predicts.any(0).nonzero()[:, 0]
-        found = model(**texts, use_cache=False, logits_to_keep=kept).logits
-        if found.shape[1] != len(kept):
+        logits = model(**texts, use_cache=False, logits_to_keep=kept).logits
+        if logits.shape[1] != len(kept):
             name = type(model).__name__
             raise ConfigError(f"{name} ignores logits_to_keep; use a causal language model of transformers")
-        return found[predicts[:, kept]]
+        return logits[predicts[:, kept]]
 
     def logits_in_parts(self, model: Any) -> Logits:
         """Return the logits that predict each token of the responses."""
@@ -194,8 +194,8 @@ class PackedBatch:
 
     def logprobs(self, model: Any) -> Tensor:
         """Return log π(y|x) of each response, (R,), differentiable, at least float32, from all of its tokens."""
-        found = self.logits_in_parts(model).measured(logprob_of(self.target_classes))
-        return self.sum_by_response(found if self.top_tokens is None else found + self.top_tokens.within)
+        of_tokens = self.logits_in_parts(model).measured(logprob_of(self.target_classes))
+        return self.sum_by_response(of_tokens if self.top_tokens is None else of_tokens + self.top_tokens.within)
 
 
 def packed_batches(
@@ -258,12 +258,12 @@ def response_logprobs(
 
     ``stored`` is as in `PackedBatch.pack`; ``on_progress(done, total)`` is called with numbers of responses.
     """
-    found: list[float] = []
+    logprobs: list[float] = []
     with packing_if_possible(model), torch.autocast(model.device.type, torch.bfloat16, enabled=bf16), evaluating(model):
         for rows, batch in packed_batches(prompt_ids, completion_ids, BATCH_TOKENS, model, stored=stored):
-            found += batch.logprobs(model).tolist()
+            logprobs += batch.logprobs(model).tolist()
             on_progress(rows.stop, len(completion_ids))
-    return np.array(found)
+    return np.array(logprobs)
 
 
 def _mask_of(lengths: Tensor) -> Tensor:
@@ -348,7 +348,7 @@ def can_pack(model: Any, outputs: Outputs = PackedBatch.logits) -> bool:
     with evaluating(model):
         try:
             with packing(model):
-                found = outputs(packed, model).float()
+                of_packed = outputs(packed, model).float()
             for prompt, response in zip(prompts, responses, strict=True):
                 row = torch.cat([prompt, response])[None]
                 read = model(row, attention_mask=torch.ones_like(row))
@@ -359,7 +359,7 @@ def can_pack(model: Any, outputs: Outputs = PackedBatch.logits) -> bool:
         except Exception:  # a model without the attention interface, or of another kind, can raise any exception
             return False
     expected = torch.cat(plain).float()
-    if found.shape != expected.shape:
+    if of_packed.shape != expected.shape:
         return False
-    gap = (found - expected).abs().max() / (1 + expected.abs().max())
+    gap = (of_packed - expected).abs().max() / (1 + expected.abs().max())
     return bool(gap <= torch.finfo(model.dtype).eps ** 0.5)

@@ -96,9 +96,9 @@ class PooledModel(PreTrainedModel):
         opening = torch.tensor(self.config.opening, device=tokens.device)
         if tokens.shape[1] < len(opening):
             return tokens.new_zeros(len(tokens))
-        found = ((tokens.unfold(1, len(opening), 1) == opening) | (opening == ANY_TOKEN)).all(-1)
-        ends = torch.arange(found.shape[1], device=tokens.device) + len(opening)
-        return (found * ends).amax(1)
+        matches = ((tokens.unfold(1, len(opening), 1) == opening) | (opening == ANY_TOKEN)).all(-1)
+        ends = torch.arange(matches.shape[1], device=tokens.device) + len(opening)
+        return (matches * ends).amax(1)
 
 
 class PooledForSequenceClassification(PreTrainedModel):

@@ -232,8 +232,8 @@ def model_digest(model: str, of_file: Callable[[Path], str] = hash_file) -> str:
 
 def model_files(folder: str | Path) -> list[Path]:
     """Return a folder's weights, configuration and tokenizer. Raises ConfigError for what is no file, as a pipe."""
-    found = sorted(path for path in Path(folder).iterdir() if path.suffix in MODEL_FILES)
-    for path in found:
+    files = sorted(path for path in Path(folder).iterdir() if path.suffix in MODEL_FILES)
+    for path in files:
         if not path.is_file():
             raise ConfigError(f"{path} is no file; fetch the model again")
-    return found
+    return files

@@ -67,10 +67,10 @@ def write_states(
             path = _shard(folder.path, first)
             if not path.exists():
                 asked = prompts[first : first + PROMPTS_PER_SHARD]
-                found = _compute(model, folder, asked, responses[k * first : k * (first + len(asked))])
+                tensors = _compute(model, folder, asked, responses[k * first : k * (first + len(asked))])
                 try:
                     with atomic_path(path) as unfinished:
-                        save_file(found, unfinished)
+                        save_file(tensors, unfinished)
                 except SafetensorError as error:
                     raise unwritable(path, str(error)) from error
             on_progress(k * min(first + PROMPTS_PER_SHARD, len(prompts)), len(responses), "states")
@@ -112,11 +112,11 @@ def _compute(model: Any, folder: StateFolder, prompts: TokenIds, responses: Toke
     of_responses, top = list[Tensor](), list[TopTokens]()
     asked = [prompt for prompt in prompts for _ in range(k)]
     for rows, batch in packed_batches(asked, responses, FEW_TOKENS, model, logits=False):
-        found = states_of(model, batch, folder.layers)[0]
+        of_batch = states_of(model, batch, folder.layers)[0]
         if folder.top_tokens:
-            last = Logits(found[batch.predictors, -model.config.hidden_size :], model.get_output_embeddings())
+            last = Logits(of_batch[batch.predictors, -model.config.hidden_size :], model.get_output_embeddings())
             top.append(TopTokens.of_parts(last, batch.targets, folder.top_tokens).to("cpu"))
-        first, responded = found.cpu().tensor_split([int(batch.prompt_lengths.sum())])
+        first, responded = of_batch.cpu().tensor_split([int(batch.prompt_lengths.sum())])
         distinct = dict.fromkeys(tuple(prompt) for prompt in asked[rows])
         of_prompts |= zip(distinct, torch.split(first, batch.prompt_lengths.tolist()), strict=True)
         of_responses.append(responded)

@@ -67,10 +67,10 @@ def check_top_layers(model: Any, top: int) -> None:
         states = states_of(model, batch, [count_layers_below(model.config, top)])[0]
         try:
             with starting_from_states(model, top):
-                found = replace(batch, states=states).logits(model).float()
+                from_states = replace(batch, states=states).logits(model).float()
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a model of another architecture can raise any exception
-            found = torch.full_like(whole, torch.nan)
-    if not (found - whole).abs().max() <= torch.finfo(model.dtype).eps ** 0.5 * (1 + whole.abs().max()):
+            from_states = torch.full_like(whole, torch.nan)
+    if not (from_states - whole).abs().max() <= torch.finfo(model.dtype).eps ** 0.5 * (1 + whole.abs().max()):
         raise ConfigError("the last layers of this model cannot be run from stored states; leave lora.layers out")

@@ -25,11 +25,11 @@ def check_run_dir(root: Path) -> None:
         raise ConfigError(f"cannot create the run directory {root}: {there} {what}; change run_dir")
     if there != root:
         return
-    found = min((path for path in root.iterdir() if not path.name.startswith(".")), default=None)
+    entry = min((path for path in root.iterdir() if not path.name.startswith(".")), default=None)
     # In this order: another process that starts here now writes the marker before anything visible.
-    if found is not None and not (root / MARKER).is_file():
+    if entry is not None and not (root / MARKER).is_file():
         raise ConfigError(
-            f"run_dir is {root}, which is not a run directory: it contains {found.name}, and a run replaces and "
+            f"run_dir is {root}, which is not a run directory: it contains {entry.name}, and a run replaces and "
             "removes files in its directory; choose a new or an empty one"
         )
 
@@ -60,13 +60,13 @@ def check_outputs_free(wanted: Iterable[Unit], root: Path) -> None:
     one left is the run's: it starts in an empty place.
     """
     for unit in wanted:
-        found: list[Path] = []
+        files: list[Path] = []
         if record_path(root, unit.name).is_file():
-            found = [file for file in _files(unit.output) if not (unit.only_adds and file.match(SHARDS))]
+            files = [file for file in _files(unit.output) if not (unit.only_adds and file.match(SHARDS))]
         elif not started_path(root, unit.name).is_file():
-            found = [file for place in _places(unit) for file in _files(place)]
-        made = {root / name for record in records(root).values() for name in record["output"]} if found else set()
-        if foreign := [file for file in found if file not in made]:
+            files = [file for place in _places(unit) for file in _files(place)]
+        made = {root / name for record in records(root).values() for name in record["output"]} if files else set()
+        if foreign := [file for file in files if file not in made]:
             raise ConfigError(
                 f"{foreign[0]} was not made by this run, but {unit.name} would replace it; move it elsewhere, or "
                 "choose another run_dir"
@@ -79,5 +79,5 @@ def _places(unit: Unit) -> list[Path]:
 
 def _files(place: Path) -> list[Path]:
     """Return the files in a place, without hidden ones, which killed processes, desktops and file systems leave."""
-    found = place.rglob("*") if place.is_dir() else [place]
-    return sorted(path for path in found if (path.is_file() or path.is_symlink()) and not path.name.startswith("."))
+    paths = place.rglob("*") if place.is_dir() else [place]
+    return sorted(path for path in paths if (path.is_file() or path.is_symlink()) and not path.name.startswith("."))

@@ -30,13 +30,13 @@ def pending(wanted: Sequence[Unit], root: Path) -> dict[str, Pending]:
     A unit is done when its output exists, its record has the same settings, extent and keys of the units it needs, and
     those units are done.
     """
-    found, made = identify(wanted), records(root)
+    ids, made = identify(wanted), records(root)
     todo: dict[str, Pending] = {}
     for unit in wanted:
-        needs, _, base = found[unit.name]
+        needs, _, base = ids[unit.name]
         why, grown = list[str](), list[str]()
         if (record := made.get(unit.name)) is not None:
-            why = list(_reasons(unit, record, root, {name: found[name].key for name in needs}, todo))
+            why = list(_reasons(unit, record, root, {name: ids[name].key for name in needs}, todo))
             grown = list(changes(record["extent"], unit.extent))
             if not why and not grown:
                 continue
@@ -86,11 +86,11 @@ def check_outputs(units: Iterable[Unit], root: Path) -> None:
 def reasons(todo: Mapping[str, Pending]) -> list[str]:
     """Return a line for each reason to redo or to continue units: ``again: train-aware (…)``."""
     names: dict[Pending, list[str]] = {}
-    for name, found in todo.items():
-        if found.state != "missing":
-            names.setdefault(found, []).append(name)
+    for name, status in todo.items():
+        if status.state != "missing":
+            names.setdefault(status, []).append(name)
     words = {"stale": "again", "partial": "continued"}
-    return [f"{words[found.state]}: {', '.join(units)} ({found.because})" for found, units in names.items()]
+    return [f"{words[status.state]}: {', '.join(units)} ({status.because})" for status, units in names.items()]
 
 
 def attempt(base: str, needs: Iterable[str], root: Path) -> str:

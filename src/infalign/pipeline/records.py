@@ -32,21 +32,21 @@ def records(root: Path) -> dict[str, Record]:
 
     Raises DataError for a damaged record, and ConfigError for a record in another format.
     """
-    found = dict[str, Record]()
+    by_unit = dict[str, Record]()
     for path in sorted((root / "stages").glob("*.json")):
         try:
-            found[path.stem] = read_record(path)
+            by_unit[path.stem] = read_record(path)
         except DataError:
             if os.path.lexists(path):  # else the run has removed it meanwhile, to do the unit again
                 raise
-    for name, record in found.items():
+    for name, record in by_unit.items():
         if record["format"] != FORMAT:
             raise ConfigError(
                 f"{root} was made by infalign {record['versions']['infalign']}, whose records this version cannot "
                 f"read (stages/{name}.json has format {record['format']}, not {FORMAT}); install that version, or "
                 "choose another run_dir"
             )
-    return found
+    return by_unit
 
 
 def write_metrics(root: Path) -> None:

@@ -70,7 +70,7 @@ def run_units(
     """
     root, units = remaining.root, remaining.units
     by_name, place = {unit.name: unit for unit in units}, {unit.stage: i for i, unit in enumerate(units)}
-    found = identify(units)
+    ids = identify(units)
 
     def finish(name: str, summary: Summary, seconds: float) -> None:
         if not is_first():  # the first process moves the output to its place, so it alone can record it
@@ -85,8 +85,8 @@ def run_units(
             "extent": unit.extent,
             "summary": summary,
             "output": inventory(unit.output, root),
-            "key": found[name].key,
-            "needs": {need: found[need].key for need in found[name].needs},
+            "key": ids[name].key,
+            "needs": {need: ids[need].key for need in ids[name].needs},
             "seconds": round(seconds, 2),
             "versions": dict(versions),
         }
@@ -100,20 +100,20 @@ def run_units(
     ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
     alone = _alone(identify(plan or units))
     tasks = [
-        Task(name, partial(_work, root, by_name[name], found[name]), frozenset(found[name].needs), name in alone)
+        Task(name, partial(_work, root, by_name[name], ids[name]), frozenset(ids[name].needs), name in alone)
         for name in ordered
     ]
     with ProgressDisplay(console) as display:
         run_tasks(tasks, workers, display=display, on_done=finish)
 
 
-def _alone(found: Mapping[str, Identity]) -> set[str]:
+def _alone(ids: Mapping[str, Identity]) -> set[str]:
     """Return the units beside which no other ever runs: each other one is needed by them, or needs them."""
     before: dict[str, set[str]] = {}
-    for name, unit in found.items():
+    for name, unit in ids.items():
         before[name] = {name}.union(*(before[need] for need in unit.needs))
     after = Counter(name for names in before.values() for name in names)
-    return {name for name in found if len(before[name]) + after[name] == len(found) + 1}
+    return {name for name in ids if len(before[name]) + after[name] == len(ids) + 1}
 
 
 def check_distributed(remaining: Remaining, stage: str) -> None:

@@ -57,14 +57,14 @@ class Identity(NamedTuple):
 
 def identify(units: Sequence[Unit]) -> dict[str, Identity]:
     """Return the identity of each unit; units come after those they need."""
-    by_output, found = {unit.output: unit.name for unit in units}, dict[str, Identity]()
+    by_output, ids = {unit.output: unit.name for unit in units}, dict[str, Identity]()
     for unit in units:
         needs = tuple(by_output[path] for path in unit.inputs)
-        keys, bases = ([getattr(found[name], part) for name in needs] for part in ("key", "base"))
+        keys, bases = ([getattr(ids[name], part) for name in needs] for part in ("key", "base"))
         # A unit without an extent depends on the full keys of its inputs, a unit with one only on their bases.
         base = _key(unit, bases if unit.extent else keys, {})
-        found[unit.name] = Identity(needs, _key(unit, keys, unit.extent), base)
-    return found
+        ids[unit.name] = Identity(needs, _key(unit, keys, unit.extent), base)
+    return ids
 
 
 def _key(unit: Unit, of_inputs: Sequence[str], extent: Mapping[str, Any]) -> str:

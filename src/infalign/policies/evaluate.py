@@ -40,9 +40,9 @@ class Evaluation(dict[str, dict[str, Mapping[str, float]]]):
 
     def __str__(self) -> str:
         table = plain_table("", "policy", "reference", "difference")
-        for name, found in self.items():
+        for name, estimates in self.items():
             of, apart = (share, gain) if name.endswith("%") else (amount, ratio)
-            shown = {who: (apart if who == "difference" else of)(value) for who, value in found.items()}
+            shown = {who: (apart if who == "difference" else of)(value) for who, value in estimates.items()}
             table.add_row(name, *(shown.get(who, "") for who in ("policy", "reference", "difference")))
         console = Console(file=StringIO(), width=120)
         console.print(table)
@@ -92,11 +92,11 @@ def evaluate(
         )
     rewards = {name: values[kept] for name, values in rewards.items()}
     intervals, ours, theirs = Confidence(seed=seed), *(Samples(values, values) for values in rewards.values())
-    found = Evaluation({"KL, nats": {"policy": intervals.of(_kl(models, drawn["policy"])[kept])}})
+    evaluation = Evaluation({"KL, nats": {"policy": intervals.of(_kl(models, drawn["policy"])[kept])}})
     for one in {one.name: one for one in (Standard(), served)}.values():
         name = "win rate, %" if one == Standard() else f"win rate as {one.name}, %"
-        found[name] = {"policy": intervals.of_shares(win_rates_of(ours, theirs, [one])[0])}
-    return Evaluation(found | _served(rewards, served, intervals))
+        evaluation[name] = {"policy": intervals.of_shares(win_rates_of(ours, theirs, [one])[0])}
+    return Evaluation(evaluation | _served(rewards, served, intervals))
 
 
 def stream_seed(seed: int, name: str) -> int:

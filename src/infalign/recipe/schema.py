@@ -79,10 +79,10 @@ def keys_named(words: str) -> list[Key]:
     """Return the keys that contain ``words``, which may name a policy; ConfigError, with a near name, if none does."""
     keys = all_keys()
     any_of = {known: ".".join("*" if part in (NAME, NUMBER) else part for part in known.path) for known in keys}
-    if not (found := [known for known in keys if words in known.name or fnmatchcase(words, any_of[known])]):
+    if not (matches := [known for known in keys if words in known.name or fnmatchcase(words, any_of[known])]):
         hint = did_you_mean(words.rpartition(".")[2], [known.path[-1] for known in keys], after="; ")
         raise ConfigError(f"no recipe key contains {words}{hint or '; docs/keys.md lists all keys'}")
-    return found
+    return matches
 
 
 def reference() -> str:
@@ -130,13 +130,13 @@ def _keys_of_kinds(kinds: dict[str, Node], path: tuple[str, ...]) -> Iterator[Ke
     default = next((kind for kind, node in kinds.items() if "default" in node["properties"][key]), None)
     about = "; ".join(f"{kind}: {_about(node)}" for kind, node in kinds.items())
     yield Key((*path, key), " | ".join(kinds), default, about)
-    found: dict[Key, list[str]] = {}
+    kinds_of: dict[Key, list[str]] = {}
     for kind, node in kinds.items():
         for known in _keys(node, path):
             if known.path != (*path, key):
-                found.setdefault(known, []).append(kind)
-    order = [known.path for known in found]
-    for known, of in sorted(found.items(), key=lambda item: order.index(item[0].path)):
+                kinds_of.setdefault(known, []).append(kind)
+    order = [known.path for known in kinds_of]
+    for known, of in sorted(kinds_of.items(), key=lambda item: order.index(item[0].path)):
         everywhere = len(of) == len(kinds) or len(known.path) > len(path) + 1  # its section says where it is
         yield replace(known, kinds=() if everywhere else tuple(of))
 

@@ -40,10 +40,10 @@ def write_law(path: Path, prompt_ids: Sequence[str], law: Law) -> dict[str, Any]
 
 def law_numbers(path: Path) -> dict[str, Any]:
     """Return shaping, β, KL and which KL it is of a law that was written. Raises DataError for another table."""
-    found = (read_table(path, ["prompt_id"]).schema.metadata or {}).get(NUMBERS)
-    if found is None:
+    stored_json = (read_table(path, ["prompt_id"]).schema.metadata or {}).get(NUMBERS)
+    if stored_json is None:
         raise DataError(f"{path} is no law of a policy; remove it and rerun the recipe")
-    numbers: dict[str, Any] = json.loads(found)
+    numbers: dict[str, Any] = json.loads(stored_json)
     return numbers
 
 

@@ -40,7 +40,7 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
     from huggingface_hub import ModelCardData
 
     library = "infalign" if getattr(recipe.policies[name], "guide", None) else "transformers"
-    found, procedure, base = results["policies"][name], results["procedure"], _on_hub(recipe.policy.model)
+    policy, procedure, base = results["policies"][name], results["procedure"], _on_hub(recipe.policy.model)
     data = ModelCardData(
         model_name=name,
         base_model=base,
@@ -49,12 +49,12 @@ def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: i
         pipeline_tag="text-generation",
         tags=["infalign", "rlhf", procedure],
     )
-    method, shaping = found["method"], found["transform"]
+    method, shaping = policy["method"], policy["transform"]
     if shaping.endswith(".json"):
         method, shaping = method.replace(shaping, "a table"), f"the table in `{TRANSFORMATION}`"
     tuned = ", fine-tuned on demonstrations" if recipe.policy.fit is not None else ""
-    kl, rates, ks = found["kl_budget"], found["win_rates"], shown_ks(results)
-    strength = f"β {found['beta']:.4g}" if kl is None else f"KL budget {kl:g} nats"
+    kl, rates, ks = policy["kl_budget"], policy["win_rates"], shown_ks(results)
+    strength = f"β {policy['beta']:.4g}" if kl is None else f"KL budget {kl:g} nats"
     won = {way: [rates[judge][way] for judge in rates] for way in dict.fromkeys([procedure, "standard"])}
     measured = _table("win rate, %", *(f"by {judge}" for judge in rates), rows=won)
     if ks:
@@ -83,7 +83,7 @@ test prompts, with {results["confidence"]:.0%} intervals over prompts. 50 % is n
 
 {measured}
 
-KL to the reference: {amount(found["kl"], 3)} nats per response. Mean length: {found["length"]["mean"]:.1f} tokens.
+KL to the reference: {amount(policy["kl"], 3)} nats per response. Mean length: {policy["length"]["mean"]:.1f} tokens.
 
 Who judged:
 

@@ -75,9 +75,9 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
         folder.mkdir(exist_ok=True)
         figures = {
             section: [
-                save_picture(p, folder) | {"png": _embedded(folder / f"{p.name}.png", "image/png")} for p in found
+                save_picture(p, folder) | {"png": _embedded(folder / f"{p.name}.png", "image/png")} for p in gallery
             ]
-            for section, found in pictures.items()
+            for section, gallery in pictures.items()
         }
     of_kl, of_n = figures["kl"][len(results["judges"]) > 1 :], figures["n"] or figures["kl"]
     lead = (figures["pass_at_k"] + of_kl)[:1] + of_n[:1]
@@ -210,8 +210,8 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         cut_off = {"training rollouts": f"{share_cut:.1%} of {total:,}"} | cut_off
     return {
         "Rows of the data stage": {
-            name.replace("_", " "): f"{found:,}" if isinstance(found, int) else ", ".join(found) or "none"
-            for name, found in summaries.get("data", {}).items()
+            name.replace("_", " "): f"{value:,}" if isinstance(value, int) else ", ".join(value) or "none"
+            for name, value in summaries.get("data", {}).items()
             if name != "example"
         },
         "Sampling": {
@@ -229,8 +229,8 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
 
 def _versions(made: Mapping[str, Numbers]) -> dict[str, str]:
     """Return the version of each library, or all its versions if the stages ran with different ones."""
-    found: dict[str, dict[str, None]] = {}
+    by_library: dict[str, dict[str, None]] = {}
     for record in made.values():
         for library, version in record["versions"].items():
-            found.setdefault(library, {})[version] = None
-    return {library: ", ".join(versions) for library, versions in found.items()}
+            by_library.setdefault(library, {})[version] = None
+    return {library: ", ".join(versions) for library, versions in by_library.items()}

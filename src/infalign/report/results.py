@@ -56,9 +56,9 @@ def write_results(
             "length": evaluated.intervals.of(evaluated.column("reference", "length").mean(axis=1)),
             "rewind_draws": evaluated.intervals.of(rewind_draws(reference, reference, evaluated.rewind)),
             "agreement": {
-                other: evaluated.intervals.of(found)
+                other: evaluated.intervals.of(rhos)
                 for other in (*sources, "length")
-                if other != "reward" and (found := agreement(selected, evaluated.column("reference", other))).size > 1
+                if other != "reward" and (rhos := agreement(selected, evaluated.column("reference", other))).size > 1
             },
         },
     }
@@ -84,21 +84,21 @@ def pass_at_k(
         return {}
     kls = {name: evaluated.kl(name) for name in policies}
     pairs = {pair: AtOneKL.of({name: [name] for name in pair}, kls, law_at) for pair in permutations(policies, 2)}
-    found: dict[str, Any] = {name: {} for name in right}
+    rates: dict[str, Any] = {name: {} for name in right}
     powers = {2**power for power in range(evaluated.samples.bit_length())}
     for k in sorted(powers | ({evaluated.pass_at} if evaluated.pass_at else set())):
         metric = Metric.parse(f"pass@{k}")
         passed = {name: metric.of_prompts(rewards_PM) for name, rewards_PM in right.items()}
         for name, values in passed.items():
             over = {"reference": evaluated.intervals.of_differences(values - passed["reference"])}
-            found[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over if name in policies else {}}
+            rates[name][f"{k}"] = evaluated.intervals.of_shares(values) | {"over": over if name in policies else {}}
         for (name, other), at in pairs.items():
             both = at.matched(passed, BestOfN(k), passed["reference"])
             comparable = len(both) == 2
             lead = {"kl": at.kl, **both[name].gain_over(both[other], evaluated.intervals)} if comparable else None
-            found[name][f"{k}"]["over"][other] = lead
+            rates[name][f"{k}"]["over"][other] = lead
     served = evaluated.pass_at if evaluated.truth == "reward" else None
-    return {"pass_at_k": found, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold, "served": served}}
+    return {"pass_at_k": rates, "truth": {"by": evaluated.truth, "threshold": evaluated.threshold, "served": served}}
 
 
 def unseen(results: Mapping[str, Any]) -> list[str]:
@@ -112,8 +112,8 @@ def _policy_numbers(
 ) -> dict[str, Any]:
     """Return the numbers of one policy."""
     of_law = evaluated.layout.law(policy.data_needs.teacher or name)  # bond has none
-    found = sample_numbers(evaluated, name, wins)
-    kl, shown = found["kl"]["mean"], (Standard(), evaluated.procedure)
+    numbers = sample_numbers(evaluated, name, wins)
+    kl, shown = numbers["kl"]["mean"], (Standard(), evaluated.procedure)
     law = evaluated.law_at(policy, kl)  # of an unrestricted policy of the method
     return {
         "method": policy.method,
@@ -121,7 +121,7 @@ def _policy_numbers(
         "solver": policy.solver,
         "kl_budget": policy.budget,
         "beta": law_numbers(of_law)["paper_beta"] if of_law.exists() else None,
-        **found,
+        **numbers,
         "theory": None if law is None else {"kl": kl} | {served.name: law.win_rate(served) for served in shown},
     }
 
@@ -176,13 +176,13 @@ def _matched(
     first = next(iter(solvers.values())).method
     rows: dict[str, Any] = {}
     for judge in evaluated.sources:
-        found = at.matched({name: by_judge[judge] for name, by_judge in wins.items()}, aim)
+        by_method = at.matched({name: by_judge[judge] for name, by_judge in wins.items()}, aim)
         rows[judge] = {
-            "win_rates": {method: m.estimate(evaluated.intervals) for method, m in found.items()},
+            "win_rates": {method: m.estimate(evaluated.intervals) for method, m in by_method.items()},
             "gain_over": {
-                other: found[first].gain_over(m, evaluated.intervals)
-                for other, m in found.items()
-                if first in found and other != first
+                other: by_method[first].gain_over(m, evaluated.intervals)
+                for other, m in by_method.items()
+                if first in by_method and other != first
             },
         }
     return {
@@ -199,9 +199,9 @@ def read_results(root: Path) -> dict[str, Any]:
     """Return the numbers that `write_results` wrote. Raises DataError for a damaged file and for another format."""
     path = Layout(root).results
     try:
-        found = dict(json.loads(path.read_bytes()))
+        results = dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and rerun the recipe") from error
-    if found.get("format") != FORMAT:
+    if results.get("format") != FORMAT:
         raise DataError(f"{path} was written by another version of infalign; rerun the recipe to write it again")
-    return found
+    return results

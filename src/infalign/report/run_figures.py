@@ -54,13 +54,13 @@ class Curve:
 def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     """Return theory's curve of each method; it is the same for every procedure that serves the policies."""
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
-    found: dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
     for look in looks.values():
-        if (aim := look.transformation) not in found:
+        if (aim := look.transformation) not in curves:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
-                found[aim] = Curve(laws, look.color, f"theory, {aim}")
-    return [*found.values()]
+                curves[aim] = Curve(laws, look.color, f"theory, {aim}")
+    return [*curves.values()]
 
 
 def pass_at_k_by_kl(results: Numbers, k: str, looks: Mapping[str, Look]) -> Picture:
@@ -163,7 +163,7 @@ def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
     for name, by_k in results["pass_at_k"].items():
         look = looks.get(name)
         color, marker = (QUIET, ".") if look is None else (look.color, look.marker)
-        _band(axes, {int(k): found for k, found in by_k.items()}, color, marker, name)
+        _band(axes, {int(k): rate for k, rate in by_k.items()}, color, marker, name)
         (_, first), *_, (k, last) = by_k.items()
         ends.append(f"{name} {100 * first['mean']:.1f} percent at k = 1, {100 * last['mean']:.1f} at k = {k}")
     legend(figure)
@@ -171,9 +171,9 @@ def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
     return Picture("pass-at-k", figure, caption, f"pass@k against k: {'; '.join(ends)}.")
 
 
-def _point(axes: Any, kl: Numbers, found: Numbers, marker: str, **style: Any) -> None:
+def _point(axes: Any, kl: Numbers, rate: Numbers, marker: str, **style: Any) -> None:
     """Draw a share against KL, and both intervals."""
-    mean, low, high = (100.0 * found[key] for key in ("mean", "low", "high"))
+    mean, low, high = (100.0 * rate[key] for key in ("mean", "low", "high"))
     axes.plot([kl["low"], kl["high"]], [mean, mean], color=style["color"])
     axes.plot([kl["mean"], kl["mean"]], [low, high], color=style["color"])
     axes.plot(kl["mean"], mean, marker, zorder=3, **style)
@@ -181,7 +181,7 @@ def _point(axes: Any, kl: Numbers, found: Numbers, marker: str, **style: Any) ->
 
 def _band(axes: Any, by_n: Mapping[int, Numbers], color: str, marker: str, label: str) -> None:
     """Draw shares against N, spaced by its logarithm, and the band of their intervals."""
-    mean, low, high = (100 * np.array([found[key] for found in by_n.values()]) for key in ("mean", "low", "high"))
+    mean, low, high = (100 * np.array([rate[key] for rate in by_n.values()]) for key in ("mean", "low", "high"))
     axes.fill_between([*by_n], low, high, color=color, alpha=0.2, linewidth=0)
     axes.plot([*by_n], mean, color=color, marker=marker, markersize=3.5, label=label)
     axes.set_xscale("log", base=2)

@@ -54,8 +54,8 @@ class ScoredSamples:
     @cached_property
     def kept(self) -> NDArray[np.bool_]:
         """Which test prompts have rewards by all sources, as the reference's samples show. DataError if none has."""
-        found = np.array([self._every_row("reference", source) for source in self.sources])
-        kept: NDArray[np.bool_] = ~np.isnan(found).any(axis=(0, 2))
+        rewards_SPM = np.array([self._every_row("reference", source) for source in self.sources])
+        kept: NDArray[np.bool_] = ~np.isnan(rewards_SPM).any(axis=(0, 2))
         if not kept.any():
             raise DataError(f"{' or '.join(self.sources)} returned None for every test prompt; return numbers")
         return kept
@@ -136,14 +136,14 @@ class ScoredSamples:
 
     def wins(self, model: str, served: Sequence[Procedure]) -> dict[str, dict[str, Array]]:
         """Return win rates against the reference under the same procedure: by judge and procedure's name, (P,) each."""
-        found: dict[str, dict[str, Array]] = {}
+        by_judge: dict[str, dict[str, Array]] = {}
         for judge in self.sources:
             rates = win_rates_of(self.judged_by(judge, model), self.judged_by(judge, "reference"), served)
-            found[judge] = dict(zip((procedure.name for procedure in served), rates, strict=True))
-        return found
+            by_judge[judge] = dict(zip((procedure.name for procedure in served), rates, strict=True))
+        return by_judge
 
     def procedures(self) -> list[Procedure]:
         """Return the evaluated procedures: standard, Best- and Worst-of-N up to max_n, rewind, the recipe's own."""
         many = range(2, self.max_n + 1)
-        found: list[Procedure] = [Standard(), *map(BestOfN, many), *map(WorstOfN, many), self.rewind, self.procedure]
-        return list({procedure.name: procedure for procedure in found}.values())
+        served: list[Procedure] = [Standard(), *map(BestOfN, many), *map(WorstOfN, many), self.rewind, self.procedure]
+        return list({procedure.name: procedure for procedure in served}.values())

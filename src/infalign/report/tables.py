@@ -88,7 +88,7 @@ def differences(results: Numbers) -> dict[str, dict[str, str]]:
     """
     rows: dict[str, dict[str, str]] = {}
     for first, other in combinations(results["policies"] if "pass_at_k" in results else (), 2):
-        leads = {k: found["over"][other] for k, found in results["pass_at_k"][first].items()}
+        leads = {k: rate["over"][other] for k, rate in results["pass_at_k"][first].items()}
         lead, spent = leads["1"], [results["policies"][name]["kl"]["mean"] for name in (first, other)]
         at = f"not comparable: {spent[0]:.2g} and {spent[1]:.2g} nats" if lead is None else f"at {lead['kl']:.2g} nats"
         at = at if max(spent) >= ROUNDING else "both are the reference"
@@ -106,13 +106,13 @@ def comparison_rows(results: Numbers) -> list[Numbers]:
         return []
     matched, rows = results["matched"], []
     first, outside = matched["first"], matched["not_bracketed"]
-    for judge, found in matched["judges"].items():
-        methods = list(dict.fromkeys([*found["win_rates"], *outside]))
+    for judge, comparison in matched["judges"].items():
+        methods = list(dict.fromkeys([*comparison["win_rates"], *outside]))
         for i, method in enumerate(methods):
-            compared = method in found["win_rates"]
+            compared = method in comparison["win_rates"]
             said = "extrapolated from" if compared else "not compared: at least"
             theory = matched["theory"].get(method) if judge == "reward" else None
-            first_theory, over = matched["theory"].get(first), found["gain_over"].get(method)
+            first_theory, over = matched["theory"].get(first), comparison["gain_over"].get(method)
             rows.append(
                 {
                     "judge": judge,
@@ -121,7 +121,7 @@ def comparison_rows(results: Numbers) -> list[Numbers]:
                     "method": method,
                     "outside": f"{said} {outside[method]:.2f} nats" if method in outside else "",
                     "down": method in outside and compared,
-                    "wins": share(found["win_rates"][method]) if compared else "–",
+                    "wins": share(comparison["win_rates"][method]) if compared else "–",
                     "theory": "" if theory is None else f"{100 * theory:.1f}",
                     "gain": "" if over is None else gain(over),
                     "theory_gain": ""

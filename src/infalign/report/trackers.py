@@ -33,9 +33,9 @@ def measured(results: dict[str, Any], name: str) -> dict[str, float]:
 
     The mean has the plain name.
     """
-    found = results["policies"][name]
-    named = {"kl": found["kl"]} | {
-        f"{judge}/{procedure}": e for judge, rates in found["win_rates"].items() for procedure, e in rates.items()
+    policy = results["policies"][name]
+    named = {"kl": policy["kl"]} | {
+        f"{judge}/{procedure}": e for judge, rates in policy["win_rates"].items() for procedure, e in rates.items()
     }
     parts = {"mean": "", "low": "/low", "high": "/high"}
     return {f"evaluation/{what}{end}": e[part] for what, e in named.items() for part, end in parts.items()}

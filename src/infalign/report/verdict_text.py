@@ -153,7 +153,7 @@ def _by_truth(results: Numbers) -> list[str]:
         for other, lead in leads.items()
         if lead is not None
     ]
-    ahead = {int(n): found["over"]["reference"] for n, found in rates[best].items()}
+    ahead = {int(n): rate["over"]["reference"] for n, rate in rates[best].items()}
     peak = max(ahead, key=lambda n: float(ahead[n]["mean"]))
     shown = (f"{gain_in_points(ahead[n])} at pass@{n}" for n in sorted({1, int(k), peak, max(ahead)}))
     by_k = f"The lead of {best} over the reference is {', '.join(shown)}; it is largest at pass@{peak}."

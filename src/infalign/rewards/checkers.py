@@ -76,11 +76,11 @@ def _read(answer: str) -> list[Any]:
     is_number = ONE_NUMBER.fullmatch(answer) and (words or not re.search("[A-Za-z]", answer))
     is_number = is_number and not re.search(NAMES, answer)
     is_text = MARKED.search(answer) or (words and "\n" in answer)
-    found = [*parse(answer, parsing_timeout=None)] if is_text or is_number else []
-    if is_text or (UNREAD.search(plain) and not found):
-        return found
+    readings = [*parse(answer, parsing_timeout=None)] if is_text or is_number else []
+    if is_text or (UNREAD.search(plain) and not readings):
+        return readings
     whole = " ".join(answer.split())
     for latex in dict.fromkeys([whole, UNIT.sub("", whole)]):
         how = [LatexExtractionConfig()]
-        found += parse(f"${latex}$", how, fallback_mode="no_fallback", parsing_timeout=None)
-    return found
+        readings += parse(f"${latex}$", how, fallback_mode="no_fallback", parsing_timeout=None)
+    return readings

@@ -155,8 +155,8 @@ class ClassifierReward:
             some.setdefault(self._read(longest[: 1 + len(longest) * part // SCORED_AGAIN]), texts[longest])
         alone = [self._scored({text: prompt}) for text, prompt in some.items()]
         ways = (known, self._scored(some), self._scored(some, plainly=True), *alone)
-        found = [[way[text] for way in ways if text in way] for text in some]
-        self.tolerate(max(max(max(each) - min(each), 2.0**-23 * abs(each[0])) for each in found))  # float32's at least
+        scores = [[way[text] for way in ways if text in way] for text in some]
+        self.tolerate(max(max(max(each) - min(each), 2.0**-23 * abs(each[0])) for each in scores))  # float32's at least
 
     def _read(self, ids: Text) -> Text:
         """Return a text up to where the classifier is read: transformers' are at the last token that is no padding.
@@ -184,7 +184,7 @@ class ClassifierReward:
         from infalign.models.packed import packed_batches, packing
 
         packs = not plainly and self._packs and min(map(len, texts), default=2) > 1
-        shared, found = dict.fromkeys(texts, 0), list[float]()
+        shared, scores = dict.fromkeys(texts, 0), list[float]()
         for _, of_prompt in groupby(texts, key=texts.__getitem__) if packs else ():
             group = [*of_prompt]
             common = min(len(commonprefix(group)), min(map(len, group)) - 1)  # noqa: RUF071 (not of paths)
@@ -193,5 +193,5 @@ class ClassifierReward:
         parts = [text[: shared[text]] for text in asked], [text[shared[text] :] for text in asked]
         with torch.inference_mode(), packing(self.model) if packs else nullcontext():
             for _, batch in packed_batches(*parts, self.batch_tokens, self.model, logits=False):
-                found += batch.scores(self.model)[:, 0].float().tolist()
-        return dict(zip(asked, found, strict=True))
+                scores += batch.scores(self.model)[:, 0].float().tolist()
+        return dict(zip(asked, scores, strict=True))

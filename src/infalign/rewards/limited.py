@@ -64,11 +64,11 @@ class Limited:
             lists = {name: value for name, value in given.items() if isinstance(value, list) and len(value) == number}
             rows = [given | {name: [value[row]] for name, value in lists.items()} for row in range(number)]
         with self._lock:
-            found = [self._checked(row) for row in rows]
-        if late := sum(one is LATE for one in found):
+            answers = [self._checked(row) for row in rows]
+        if late := sum(one is LATE for one in answers):
             said = f"{late} of {number} responses took longer than {self.seconds:g} s or ended the process"
             LOGGER.warning("! %s: %s; they count as wrong", self.spec, said)
-        rewards = [0.0 if one is LATE else one for one in found]
+        rewards = [0.0 if one is LATE else one for one in answers]
         return rewards[0] if VERL in given else rewards
 
     def _checked(self, given: dict[str, Any]) -> Any:
@@ -92,17 +92,17 @@ class Limited:
 
     def _answer(self, seconds: float) -> Any:
         """Return what the process sends, or `LATE`; without an answer, as after a signal, it is ended."""
-        found: Any = LATE
+        answer: Any = LATE
         try:
             with suppress(EOFError, OSError):
-                found = self._connection.recv() if self._connection.poll(seconds) else LATE
+                answer = self._connection.recv() if self._connection.poll(seconds) else LATE
         finally:
-            if found is LATE:
+            if answer is LATE:
                 self._owner = 0
                 self._end()
-        if isinstance(found, InfalignError):
-            raise found
-        return found
+        if isinstance(answer, InfalignError):
+            raise answer
+        return answer
 
 
 def limited(seconds: float, needs: str) -> Callable[[Callable[..., Any]], Limited]:

@@ -71,8 +71,8 @@ def score_to(
             first = 1 + int(shard.stem.removeprefix("part-"))
         identities, texts, given = _columns(table, "prompt_id", "response", "reward")
         stored = np.array(list(map(_key, identities, texts)), key_R.dtype)
-        _, found, places = np.intersect1d(key_D, stored, return_indices=True)
-        rewards_D[found], known_D[found] = np.array(given, float)[places], True
+        _, hits, places = np.intersect1d(key_D, stored, return_indices=True)
+        rewards_D[hits], known_D[hits] = np.array(given, float)[places], True
     missing = np.flatnonzero(~known_D)
     missing = missing[np.lexsort((row_D[missing], prompt_R[row_D[missing]]))]
     done, total, said = len(key_D) - len(missing), len(key_D), f"scores by {reward.name}"

@@ -129,12 +129,12 @@ class RemoteReward:
         protocol = vllm_protocol() if is_vllm(self.url) else openrlhf_protocol(self.tokenizer, self.batch)
         in_flight = self.in_flight or protocol.in_flight
         server = Server(self.url, in_flight, self.read_seconds, self.retry_seconds, api_key(self.api_key_env))
-        found: dict[int, dict[int, list[float]]] = {}  # of the batches under way, by the first row of a request
+        by_batch: dict[int, dict[int, list[float]]] = {}  # of the batches under way, by the first row of a request
 
         def requests() -> Iterator[_Request]:
             for number, (prompts, responses, _) in enumerate(batches):
-                found[number] = {first: [] for first in range(0, len(responses), protocol.rows)}
-                for first in found[number]:
+                by_batch[number] = {first: [] for first in range(0, len(responses), protocol.rows)}
+                for first in by_batch[number]:
                     rows = slice(first, first + protocol.rows)
                     yield _Request(number, first, list(prompts[rows]), list(responses[rows]))
 
@@ -151,8 +151,8 @@ class RemoteReward:
 
         with closing(server.answers(ask, requests())) as answered:
             for request, given in answered:
-                parts = found[request.number]
+                parts = by_batch[request.number]
                 parts[request.first] = given
                 if all(parts.values()):
-                    del found[request.number]
+                    del by_batch[request.number]
                     yield request.number, [reward for part in parts.values() for reward in part]

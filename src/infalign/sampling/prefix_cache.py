@@ -89,9 +89,9 @@ class SharedPrefixCache:
 
     def layers_of(self, part: slice) -> SharedPrefixCache:
         """Return some layers as a cache of their own, for one of the models of a guided policy."""
-        found = copy(self)
-        found.prefixes, found.suffix = [layers[part] for layers in self.prefixes], self.suffix[part]
-        return found
+        cache = copy(self)
+        cache.prefixes, cache.suffix = [layers[part] for layers in self.prefixes], self.suffix[part]
+        return cache
 
     def _mask(self) -> None:
         import torch
@@ -138,13 +138,13 @@ def attend(
 
     def by_group(rows: Tensor, of_groups: Iterable[Tensor]) -> list[Tensor]:
         """Return the product of each group's rows; one per head for all that share a prompt makes the engine fast."""
-        found = []
+        products = []
         for some, count, of_group in zip(torch.split(rows, cache.counts), cache.counts, of_groups, strict=True):
             prompts, width = len(of_group), of_group.shape[2]
             heads = some[..., :width].view(prompts, -1, kv_heads, group, width).transpose(1, 2)
             product = heads.reshape(prompts, kv_heads, -1, width) @ of_group
-            found.append(product.view(*heads.shape[:4], -1).transpose(1, 2).reshape(count, kv_heads, group, -1))
-        return found
+            products.append(product.view(*heads.shape[:4], -1).transpose(1, 2).reshape(count, kv_heads, group, -1))
+        return products
 
     to_prefixes = by_group(query, (keys.mT for keys, _ in prefixes))
     if len(prefixes) > 1:

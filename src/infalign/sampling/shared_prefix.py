@@ -193,12 +193,12 @@ class SharedPrefixBatch:
                 self._forward()
         except Exception as error:  # a model without the attention interface can raise any exception
             raise SharedPrefixError(f"{name} cannot share a prefix: {first_line(error)}{ALTERNATIVES}") from error
-        expected, found = torch.stack(plain).float(), self._logits.float()
+        expected, logits = torch.stack(plain).float(), self._logits.float()
         self.leave(self.rows)
         if not expected.isfinite().all():
             raise ConfigError(UNDEFINED_POLICY)
         # Not the largest gap: at the edge of a guide's top tokens rounding decides which logits change.
-        gap = float((found - expected).abs().quantile(0.98) / (1 + expected.abs().max()))
+        gap = float((logits - expected).abs().quantile(0.98) / (1 + expected.abs().max()))
         if not gap <= torch.finfo(self.model.dtype).eps ** 0.5:
             wrong = f"{name} gives other logits with a shared prefix (relative gap {gap:.1e})"
             raise SharedPrefixError(f"{wrong}{ALTERNATIVES}")
@@ -241,8 +241,8 @@ class SharedPrefixEngine(Engine):
 
 
 def _configs(model: Any) -> list[Any]:
-    found = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
-    return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
+    configs = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
 
 
 def _prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Layers]:

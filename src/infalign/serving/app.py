@@ -72,9 +72,9 @@ class Desk:
         self.in_progress += len(asked)
         tasks = [asyncio.create_task(self.policy.answer(one)) for one in asked]
         try:
-            found = await asyncio.gather(*tasks)
-            self.counts["answers"] += len(found)
-            return found
+            answers = await asyncio.gather(*tasks)
+            self.counts["answers"] += len(answers)
+            return answers
         finally:
             for task in tasks:
                 task.cancel()
@@ -91,9 +91,9 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
 
     async def chat(request: Request) -> Response:
         desk.counts["requests"] += 1
-        found = await body_of(request, max_bytes=MAX_BYTES)
+        content = await body_of(request, max_bytes=MAX_BYTES)
         async with reading:  # thousands of turns take a while
-            body = await asyncio.to_thread(parse_body, found)
+            body = await asyncio.to_thread(parse_body, content)
         seeded = policy.draws.seeded
         if body.seed is not None and not seeded:
             raise ApiError(400, "samples of an engine at a URL cannot be reproduced; leave seed out", param="seed")

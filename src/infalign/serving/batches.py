@@ -42,11 +42,11 @@ class Batches(Generic[Row, Found]):
                 batch.append(self._waiting.get_nowait())
             batch = [(row, future) for row, future in batch if not future.cancelled()]
             begun = time.perf_counter()
-            found = await asyncio.to_thread(self._found, [row for row, _ in batch])
+            outcomes = await asyncio.to_thread(self._found, [row for row, _ in batch])
             self.counts["batches"] += bool(batch)
             self.counts["rows"] += len(batch)
             self.counts["microseconds"] += round(1e6 * (time.perf_counter() - begun))
-            for (_, future), one in zip(batch, found, strict=True):
+            for (_, future), one in zip(batch, outcomes, strict=True):
                 if future.cancelled():
                     continue
                 if isinstance(one, Exception):

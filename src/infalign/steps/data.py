@@ -92,18 +92,18 @@ def prepare_data(recipe: Recipe, layout: Layout, date: str | None, *, on_progres
     examples, skipped = read_examples(data, data.sources, seed=recipe.seed)
     test, skipped_test = read_examples(data, data.test, seed=recipe.seed)
     skipped += skipped_test
-    found = split(recipe, examples, test)
+    splits = split(recipe, examples, test)
 
-    tokenizer = make_tokenizer(recipe.policy, date, found.train)
+    tokenizer = make_tokenizer(recipe.policy, date, splits.train)
     asked = _ask(tokenizer, [*examples, *test])
     functions = [import_function(source.function) for source in recipe.rewards.values() if source.function]
     read = {"tools", *(name for function in functions for name in signature(function).parameters)}
     if refused := _refused(tokenizer, asked, [*examples, *test], read, skip_invalid=data.skip_invalid):
         skipped += refused.values()
         examples, test = ([e for e in rows if e.where not in refused] for rows in (examples, test))
-        found = split(recipe, examples, test)
+        splits = split(recipe, examples, test)
     most = data.max_prompt_tokens
-    prompts = {name: _distinct_prompts(rows, asked, most) for name, rows in found.asking.items()}
+    prompts = {name: _distinct_prompts(rows, asked, most) for name, rows in splits.asking.items()}
     for name, (short, _) in prompts.items():
         check_prompts(name, len(short), most)
 
@@ -114,7 +114,7 @@ def prepare_data(recipe: Recipe, layout: Layout, date: str | None, *, on_progres
         tokenizer.save_pretrained(layout.tokenizer)
     for name, (short, _) in prompts.items():
         write_table(layout.prompts(name), short)
-    for name, rows in found.tables.items():
+    for name, rows in splits.tables.items():
         write_table(layout.data / f"{name}.parquet", to_table(rows))
     write_text(layout.data / "skipped.txt", "".join(f"{message}\n" for message in skipped))
     columns = {name for e in (*examples, *test) for name in e.columns}
@@ -130,11 +130,11 @@ def prepare_data(recipe: Recipe, layout: Layout, date: str | None, *, on_progres
         "control_tokens": sum(spells_control(tokenizer, e.prompt) for e in examples),
         "repeated": len(pairs) - len(distinct),
         "contradictory": sum((prompt, no, yes) in distinct for prompt, yes, no in pairs if yes != no),
-        "dropped_shared_start": found.overlapping,
-        **{name: len(rows) for name, rows in found.tables.items()},
+        "dropped_shared_start": splits.overlapping,
+        **{name: len(rows) for name, rows in splits.tables.items()},
         **{f"{name}_prompts": len(short) for name, (short, _) in prompts.items()},
         **{f"{name}_prompts_too_long": long for name, (_, long) in prompts.items()},
-        "example": next((training_example(tokenizer, e) for e in found.tables["demonstrations"]), {}),
+        "example": next((training_example(tokenizer, e) for e in splits.tables["demonstrations"]), {}),
     }
 
 
@@ -168,19 +168,19 @@ def _refused(
     tokenizer: Any, asked: Mapping[str, Any], examples: list[Example], read: Iterable[str], *, skip_invalid: bool
 ) -> dict[str, str]:
     """Return why rows are refused, by their place. Raises DataError for the first unless they may be."""
-    found: dict[str, object] = {e.where: error for e in examples if isinstance(error := asked[e.prompt_id], DataError)}
+    errors: dict[str, object] = {e.where: error for e in examples if isinstance(error := asked[e.prompt_id], DataError)}
     first = {e.prompt_id: e for e in reversed(examples)}
     for e, known in ((e, first[e.prompt_id]) for e in examples):
         if other := sorted(name for name in read if e.columns.get(name) != known.columns.get(name)):
-            found[e.where] = f"{known.where} has the same prompt with other {' and '.join(other)}"
-    talks = [(e, e.prompt + said) for e in examples for said in (e.chosen, e.rejected or ()) if e.where not in found]
+            errors[e.where] = f"{known.where} has the same prompt with other {' and '.join(other)}"
+    talks = [(e, e.prompt + said) for e in examples for said in (e.chosen, e.rejected or ()) if e.where not in errors]
     talks = [(e, talk) for e, talk in talks if "tools" in e.columns or any(len(turn) > 2 for turn in talk)]
     refusals = find_refused(tokenizer, [talk for _, talk in talks], [e.columns.get("tools") for e, _ in talks])
-    found |= {e.where: refusal for (e, _), refusal in zip(talks, refusals, strict=True) if refusal is not None}
-    if found and not skip_invalid:
-        where, why = next(iter(found.items()))
+    errors |= {e.where: refusal for (e, _), refusal in zip(talks, refusals, strict=True) if refusal is not None}
+    if errors and not skip_invalid:
+        where, why = next(iter(errors.items()))
         raise DataError(f"{where}: {why}; drop the row or pass --skip-invalid")
-    return {where: f"{where}: {why}" for where, why in found.items()}
+    return {where: f"{where}: {why}" for where, why in errors.items()}
 
 
 def check_prompts(name: str, left: int, most: int) -> None:

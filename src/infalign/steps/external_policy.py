@@ -51,14 +51,14 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
         )
         evaluated = ScoredSamples(run.recipe, run.layout)
         numbers = sample_numbers(evaluated, name, evaluated.wins(name, evaluated.procedures()))
-        found = {"model": model, "procedure": evaluated.procedure.name, **numbers}
+        results = {"model": model, "procedure": evaluated.procedure.name, **numbers}
         known = {one: policy for one, policy in recipe.policies.items() if f"evaluate-{one}" not in left}
-        found |= pass_at_k(
+        results |= pass_at_k(
             evaluated, [*known, name], lambda one, kl: evaluated.curve_at(known[one], kl) if one in known else None
         )
-        found["policies"] = {one: {"kl": evaluated.intervals.of(evaluated.kl(one))} for one in (*known, name)}
-        write_text(run.layout.evaluation(name) / "results.json", json.dumps(found, indent=1))
-    return found
+        results["policies"] = {one: {"kl": evaluated.intervals.of(evaluated.kl(one))} for one in (*known, name)}
+        write_text(run.layout.evaluation(name) / "results.json", json.dumps(results, indent=1))
+    return results
 
 
 def check_fits(model: str, run: Run) -> None:

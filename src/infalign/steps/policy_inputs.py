@@ -100,8 +100,8 @@ class PolicyInputs:
                 rows = _add_column(rows, name, self.stored.states(which))
         computed = self.logprobs(policy)
         if computed is not None:
-            found = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
-            rows = _add_column(rows, "reference_logprob", found.to_pylist())
+            logprobs = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
+            rows = _add_column(rows, "reference_logprob", logprobs.to_pylist())
         rewarded = np.flatnonzero(~np.isnan(self.stored.all_rewards()))
         return Lazy(len(rewarded), lambda i: rows[int(rewarded[i])])
 

@@ -30,7 +30,7 @@ def units(run: Run) -> Iterator[Unit]:
     These are one unit for each kind that some policy is trained with.
     """
     rollout, stored = run.recipe.rollout, run.stored
-    for which in sorted({found for policy in run.recipe.policies.values() for found in states_read_by(policy)}):
+    for which in sorted({kind for policy in run.recipe.policies.values() for kind in states_read_by(policy)}):
         for part, samples in enumerate(stored.parts):
             yield Unit(
                 "train",
@@ -113,11 +113,11 @@ def write_logprobs(
     """Write log π_ref of each rollout, in the order of the rollouts."""
     which = policy.data_needs.states
     if which is not None and which.top_tokens:
-        found: Any = [float(said.top_tokens.target_logprobs.sum()) for said in inputs.stored.states(which)]
+        logprobs: Any = [float(said.top_tokens.target_logprobs.sum()) for said in inputs.stored.states(which)]
     else:
-        found = _compute_logprobs(policy, inputs, compute, on_progress)
-    write_table(path, pa.table({"logprob": pa.array(found)}))
-    return {"responses": len(found)}
+        logprobs = _compute_logprobs(policy, inputs, compute, on_progress)
+    write_table(path, pa.table({"logprob": pa.array(logprobs)}))
+    return {"responses": len(logprobs)}
 
 
 def _compute_logprobs(policy: Solver, inputs: PolicyInputs, compute: Compute, on_progress: OnProgress) -> Any:

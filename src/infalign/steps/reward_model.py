@@ -76,18 +76,18 @@ def fit_reward(
 
             new_head = not is_classifier(start)
             history = fit_reward_model(start, tokenizer, train, test, settings, job)
-            found: Summary = {"history": history} | ({"new_head": True} if new_head else {})
+            fit_summary: Summary = {"history": history} | ({"new_head": True} if new_head else {})
         else:
             order = np.random.default_rng(target.seed).permutation(len(train))
             train = [train[row] for row in order[: settings.pairs]]
             head = _fit_head(start, tokenizer, train, target, job.model_dir, on_progress)
             right = intervals.of_shares(head.margins > 0)
-            found = {"layers": head.layers, "penalty": head.penalty, "validated_accuracy": right}
+            fit_summary = {"layers": head.layers, "penalty": head.penalty, "validated_accuracy": right}
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, reward, test, intervals)
     counts = {"pairs": len(train), "pairs_too_long": long}
-    return {**counts, **found, "test_accuracy": accuracy}
+    return {**counts, **fit_summary, "test_accuracy": accuracy}
 
 
 def _fit_head(

@@ -48,18 +48,18 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
         model = new_policy(policy.scratch, tokenizer, seed=target.seed)
     else:
         model, _ = load_policy(str(policy.model), device=target.compute.torch_device())
-    found = demonstrations(tokenizer, examples)
-    rows = found.select([place for place, length in enumerate(found["length"][:]) if length <= policy.fit.max_length])
+    demos = demonstrations(tokenizer, examples)
+    rows = demos.select([place for place, length in enumerate(demos["length"][:]) if length <= policy.fit.max_length])
     if not rows:
         raise DataError(
-            f"all {len(found)} demonstrations exceed {policy.fit.max_length} tokens; raise policy.fit.max_length"
+            f"all {len(demos)} demonstrations exceed {policy.fit.max_length} tokens; raise policy.fit.max_length"
         )
     with target.job(on_progress) as job:
         history = fine_tune(model, tokenizer, rows, policy.fit, job)
     last_loss = [row["loss"] for row in history if "loss" in row][-1]
     return {
         "rows": len(rows),
-        "rows_too_long": len(found) - len(rows),
+        "rows_too_long": len(demos) - len(rows),
         "rows_rendered_otherwise": len(rows) - sum(rows["is_rendered"][:]),
         "history": history,
         "loss": float(last_loss),

@@ -56,19 +56,19 @@ def status(recipe: Recipe) -> Status:
     run = Run.of(recipe)
     root, wanted = run.layout.root, units(run)
     todo, made = pending(wanted, root), records(root)
-    found, against = list[UnitStatus](), list[Finding]()
+    statuses, against = list[UnitStatus](), list[Finding]()
     for unit in wanted:
         if (left := todo.get(unit.name)) is not None:
-            found.append(UnitStatus(unit.stage, unit.name, left.state, left.because))
+            statuses.append(UnitStatus(unit.stage, unit.name, left.state, left.because))
             continue
         record = record_path(root, unit.name)  # it is absent if the run has begun to do the unit again
         since = record.stat().st_ctime_ns if record.exists() else None
         if flaw := "; ".join(flaws(made[unit.name]["output"], root, since) if since else []):
-            found.append(UnitStatus(unit.stage, unit.name, "damaged", f"{flaw}; delete it and rerun"))
+            statuses.append(UnitStatus(unit.stage, unit.name, "damaged", f"{flaw}; delete it and rerun"))
         else:
-            found.append(UnitStatus(unit.stage, unit.name, "done", ""))
+            statuses.append(UnitStatus(unit.stage, unit.name, "done", ""))
             against += findings(recipe, made[unit.name])
-    return Status(str(root), found, against)
+    return Status(str(root), statuses, against)
 
 
 def recorded_recipe(root: Path, overrides: list[str] | None = None) -> Recipe:

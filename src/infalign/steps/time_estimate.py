@@ -130,10 +130,10 @@ def count(run: Run, train: Sequence[Sampled], test: Sequence[Sampled], *, whole:
     rows = dict[str, int]()
     if whole:
         weights = {example.where: part.weight for part in (*train, *test) for example in part.examples}
-        found = split(recipe, examples, tests)
-        rows = {name: round(sum(weights[e.where] for e in table)) for name, table in found.tables.items()}
+        splits = split(recipe, examples, tests)
+        rows = {name: round(sum(weights[e.where] for e in table)) for name, table in splits.tables.items()}
         rows["test_pairs"] = min(rows["test_pairs"], HELD_OUT_PAIRS)
-        for name, asking in found.asking.items():
+        for name, asking in splits.asking.items():
             distinct = list({e.prompt_id: e for e in asking}.values())
             there, fit = sum(weights[e.where] for e in distinct), [asked(e) <= most for e in _some(distinct)]
             rows[f"{name}_prompts"] = round(there * fmean(fit or [0]))

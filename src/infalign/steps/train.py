@@ -86,14 +86,14 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     if rewinds(procedure) or transform is None or kl is None:
         return []
     try:
-        found = finite_rollouts(transform, procedure, simulated_gaps(k, seed=recipe.seed), kl=kl)
+        finite = finite_rollouts(transform, procedure, simulated_gaps(k, seed=recipe.seed), kl=kl)
     except ConfigError as error:  # K rollouts cannot spend this budget
         return [f"policies.{name}: {error}; or raise rollout.k"]
-    if found.lost <= MAX_LOST_WIN_RATE:
+    if finite.lost <= MAX_LOST_WIN_RATE:
         return []
     return [
         f"policies.{name}: with {k} rollouts per prompt, {transform.name} at {kl:g} nats gains "
-        f"{100 * found.lost:.1f} ± {100 * found.standard_error:.1f} points less of {procedure.name} than with exact "
+        f"{100 * finite.lost:.1f} ± {100 * finite.standard_error:.1f} points less of {procedure.name} than with exact "
         "ranks; raise rollout.k"
     ]
 

@@ -47,12 +47,12 @@ RECORDED = "# The recipe of this run as infalign read it. To change it, edit a c
 
 def units(run: Run, *, until: str = "report") -> list[Unit]:
     """Return the units of all stages up to ``until``, each after those it needs."""
-    found = [unit for step in STEPS[: list(STAGES).index(until) + 1] for unit in step.units(run)]
+    wanted = [unit for step in STEPS[: list(STAGES).index(until) + 1] for unit in step.units(run)]
     if until == "report":
-        names = tuple(unit.name for unit in found)
+        names = tuple(unit.name for unit in wanted)
         work, output = partial(page.write, run.recipe, run.layout, names), run.layout.report
-        found.append(Unit("report", "report", inputs=(run.layout.results,), settings={}, output=output, work=work))
-    return found
+        wanted.append(Unit("report", "report", inputs=(run.layout.results,), settings={}, output=output, work=work))
+    return wanted
 
 
 def check_opened(run: Run, *paths: str | Path) -> None:
@@ -77,17 +77,17 @@ def run(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[
 
 def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Path:
     """Do all unfinished work up to stage ``until``, print what came of it, and return the run directory."""
-    with open_run(recipe) as found:
-        root, wanted = found.layout.root, units(found, until=until)
+    with open_run(recipe) as opened_run:
+        root, wanted = opened_run.layout.root, units(opened_run, until=until)
         write_recipe(recipe, root)
-        do_units(found, wanted, until=until, console=console)
+        do_units(opened_run, wanted, until=until, console=console)
     made = records(root)
     read = made["data"]["summary"]
     if columns := read.get("kept_columns"):
         more = f" and {len(columns) - 100:,} more" if len(columns) > 100 else ""
         say(console, f"columns kept unchanged: {', '.join(columns[:100])}{more}")
     if skipped := read["skipped"]:
-        listed = found.layout.data / "skipped.txt"
+        listed = opened_run.layout.data / "skipped.txt"
         say(console, f"skipped {counted(skipped, 'invalid row')}: {listed}")
     if until == "report":
         print_findings((finding for unit in wanted for finding in findings(recipe, made[unit.name])), console)
@@ -112,15 +112,15 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
     with held(layout.root):
         records(layout.root)  # raises for records that this version cannot read, before anything is written
         digests = Digests(layout.digests)
-        found = Run.of(recipe, digests)
-        check_inputs(digests.files, units(found))
+        opened_run = Run.of(recipe, digests)
+        check_inputs(digests.files, units(opened_run))
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
         for model in recipe.named_models.values():
             convert(model)
         if is_first():
             digests.save()
-        yield found
+        yield opened_run
 
 
 def do_units(
@@ -147,7 +147,7 @@ def do_units(
         trained = [name for name in recipe.policies if f"train-{name}" in remaining.todo]
         for warning in (
             *recipe.machine_warnings(),
-            *(found for name in trained for found in train.coarse_ranks(recipe, name)),
+            *(message for name in trained for message in train.coarse_ranks(recipe, name)),
         ):
             warn(console, warning)
     for record in remaining.done:
@@ -155,11 +155,11 @@ def do_units(
     warned = set[str]()
 
     def after_unit(record: Record) -> list[str]:
-        found = findings(recipe, record)
-        check_worth(recipe, found)
+        unit_findings = findings(recipe, record)
+        check_worth(recipe, unit_findings)
         if record["kind"] == "calibrate" and (budgets := stored_budgets(recipe.policies, recipe.procedure, run.layout)):
             print_budgets(budgets, console)
-        new = [finding for finding in found if finding.said not in warned]
+        new = [finding for finding in unit_findings if finding.said not in warned]
         warned.update(finding.said for finding in new)
         return sentences(new)
 
@@ -171,11 +171,11 @@ def do_units(
 
 def versions() -> dict[str, str]:
     """Return the versions of infalign and of the installed libraries that affect the numbers."""
-    found = dict[str, str]()
+    installed = dict[str, str]()
     for name in LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def write_recipe(recipe: Recipe, root: Path) -> None:

@@ -144,9 +144,9 @@ class StoredOptimum(Aim):
         return optimum(rewards_PK, self.procedure, kl=self.kl, beta=self.beta, objective=self.objective)
 
     def shaping_named(self, name: str) -> Shaping:
-        found = Optimal.parse(name, self.procedure)
-        assert found is not None, name
-        return found
+        shaping = Optimal.parse(name, self.procedure)
+        assert shaping is not None, name
+        return shaping
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ def tilted(
     shaped_by = as_shaping(shaping)
     rewards = reward_table(rewards_PK)
     check_strength(kl, beta)
-    found, spent, over = _strength(shaped_by, np.sort(rewards, axis=1), kl, beta)
-    return Law(log_ratios(shape_rollouts(shaped_by, rewards), found), rewards, shaped_by, found, spent, over)
+    law_beta, spent, over = _strength(shaped_by, np.sort(rewards, axis=1), kl, beta)
+    return Law(log_ratios(shape_rollouts(shaped_by, rewards), law_beta), rewards, shaped_by, law_beta, spent, over)
 
 
 def _strength(shaping: Shaping, sorted_PK: Array, kl: float | None, beta: float | None) -> tuple[float, float, Measure]:
@@ -212,10 +212,10 @@ def _strength(shaping: Shaping, sorted_PK: Array, kl: float | None, beta: float 
         return (given := float(beta or 0.0)), spent(given), over
     if transform is None or share == 1.0:
         return budget_beta(shaped_PK, kl), kl, over
-    found = law_at_kl(transform, kl=kl).beta / shaping.scale
+    law_beta = law_at_kl(transform, kl=kl).beta / shaping.scale
     if share:
-        root = find_log_beta(lambda x: spent(float(np.exp(x))), kl, start=float(np.log(found)), step=0.5)
+        root = find_log_beta(lambda x: spent(float(np.exp(x))), kl, start=float(np.log(law_beta)), step=0.5)
         if not root.found:
             raise ConfigError(f"{shaping.name} cannot spend {kl:g} nats on these rewards; the maximum is {root.kl:.4g}")
-        found = float(np.exp(root.log_beta))
-    return found, kl, over
+        law_beta = float(np.exp(root.log_beta))
+    return law_beta, kl, over

@@ -156,8 +156,8 @@ def choose(
     prompts = int(np.clip(SIMULATED_ROLLOUTS // rollouts, *PROMPTS))
     setting = _Setting(procedure, base, kl, rollouts, prompts, seed)
     outcomes = [setting.outcome(Identity())]  # the identity reaches the largest KL
-    found = replace(setting, prompts=prompts // SEARCHED, seed=seed + 1).best_exponentials()
-    rates = dict.fromkeys([*np.copysign([5.0, 10.0], found[0].t).tolist(), *(one.t for one in found)])
+    exponentials = replace(setting, prompts=prompts // SEARCHED, seed=seed + 1).best_exponentials()
+    rates = dict.fromkeys([*np.copysign([5.0, 10.0], exponentials[0].t).tolist(), *(one.t for one in exponentials)])
     tried: dict[str, Any] = {one.name: one for one in map(Exponential, rates)}
     if is_extreme(procedure) and 1 < procedure.n <= LARGEST_M / 2 and base == procedure:
         power = Power(procedure.sign * (2 * procedure.n - 1))

@@ -95,14 +95,14 @@ class Contest:
     def best(self, kl: float) -> RankPolicy:
         """Return the policy with the largest W at ``kl`` nats. Raises ConfigError for a budget out of reach."""
         panels = graded(12 + int(min(kl, 1e3) / np.log(2.0)), edges=np.array(self.edges))
-        found: list[RankPolicy] = []
+        policies: list[RankPolicy] = []
         for rate in TILTS:
             with suppress(ConfigError):  # of a steep one, which may not spend the budget
                 start = self._tilted(panels, np.sign(rate) * np.expm1(-rate * panels.v), kl, None)
-                found.append(self._settled(start, kl))
-        if not found:
+                policies.append(self._settled(start, kl))
+        if not policies:
             raise self.not_found(kl)
-        return self.near(max(found, key=self.win_rate), kl)
+        return self.near(max(policies, key=self.win_rate), kl)
 
     def near(self, policy: RankPolicy, kl: float) -> RankPolicy:
         """Return what the map leads to from ``policy`` at ``kl`` nats, on panels that resolve it. Raises as `best`."""

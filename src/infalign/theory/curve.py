@@ -42,8 +42,8 @@ class Point:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers that exist, without the law, for JSON."""
-        found = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "law"}
-        return {name: value for name, value in found.items() if value is not None}
+        record = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "law"}
+        return {name: value for name, value in record.items() if value is not None}
 
 
 def parse_transform_or_optimum(name: str) -> TransformOrOptimum:

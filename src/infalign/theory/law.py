@@ -110,10 +110,10 @@ def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
 
     def law(log_beta: float) -> RankLaw:
         nonlocal panels
-        found = _resolved(transform, float(np.exp(log_scale + log_beta)), panels)
-        if len(found.panels.start) < 2 * len(graded(edges=transform.edges).start):  # the next β needs similar panels
-            panels = found.panels
-        return found
+        resolved = _resolved(transform, float(np.exp(log_scale + log_beta)), panels)
+        if len(resolved.panels.start) < 2 * len(graded(edges=transform.edges).start):  # the next β needs similar panels
+            panels = resolved.panels
+        return resolved
 
     root = find_log_beta(lambda log_beta: law(log_beta).kl, kl, step=2.0)
     if not root.found:

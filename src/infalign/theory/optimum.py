@@ -113,7 +113,7 @@ def _best_at_beta(contest: Contest, beta: float) -> RankPolicy:
             raise ConfigError(f"beta = {beta:g} leaves the base policy unchanged; lower it")
         start = contest.near(start, start.kl / 8.0)
     path = [start]
-    found: list[RankPolicy] = []
+    at_beta: list[RankPolicy] = []
     while 1.0 - beta * path[-1].kl > max(contest.win_rate(one) - beta * one.kl for one in path):
         last = path[-1]
         try:
@@ -122,10 +122,10 @@ def _best_at_beta(contest: Contest, beta: float) -> RankPolicy:
             break
         if last.beta > beta >= path[-1].beta:
             root = brentq(_excess, np.log(last.kl), np.log(path[-1].kl), (contest, last, beta), xtol=1e-12)
-            found.append(contest.near(last, float(np.exp(root))))
-    if not found:
+            at_beta.append(contest.near(last, float(np.exp(root))))
+    if not at_beta:
         raise ConfigError(f"beta = {beta:g} is too small: the optimum is known up to a KL of {path[-1].kl:.4g} nats")
-    return max(found, key=lambda one: contest.win_rate(one) - beta * one.kl)
+    return max(at_beta, key=lambda one: contest.win_rate(one) - beta * one.kl)
 
 
 def _excess(log_kl: float, contest: Contest, near: RankPolicy, beta: float) -> float:

@@ -55,11 +55,11 @@ def find_complete_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     complete: dict[int, Path] = {}
     incomplete: list[str] = []
     for step, checkpoint in _checkpoints(folder):
-        found = _find_flaw(checkpoint)
-        if found is None:
+        flaw = _find_flaw(checkpoint)
+        if flaw is None:
             complete[step] = checkpoint
         else:
-            incomplete.append(f"{checkpoint.name}: {found}")
+            incomplete.append(f"{checkpoint.name}: {flaw}")
             shutil.rmtree(checkpoint)
     return (complete[max(complete)] if complete else None), incomplete
 

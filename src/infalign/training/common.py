@@ -126,7 +126,7 @@ def starting_weights(model: PreTrainedModel | PeftModel) -> dict[str, Tensor]:
     """
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     linear = (re.compile(part) for part in (r"guide\.head\.\w+\.", r"\.lora_B\.", ""))
-    scaled = next(found for part in linear if (found := [*filter(part.search, trained)]))
+    scaled = next(names for part in linear if (names := [*filter(part.search, trained)]))
     return {name: trained[name].detach().cpu().clone() for name in scaled}
 
 

@@ -133,15 +133,15 @@ def _rows(reference: str, rollouts: Rollouts, policy: Solver) -> Sequence[dict[s
     if max(map(max, said)) >= model.config.get_text_config().vocab_size:
         raise DataError(f"the rollouts are of another model: {reference} has fewer tokens; give the one they are of")
     with progress_line("reference") as report:
-        found = response_logprobs(model, asked, said, bf16=policy.fit.bf16, on_progress=report)
-    apart = np.abs(np.subtract(found, rollouts.drawn["logprob"].to_numpy()))
+        logprobs_R = response_logprobs(model, asked, said, bf16=policy.fit.bf16, on_progress=report)
+    apart = np.abs(np.subtract(logprobs_R, rollouts.drawn["logprob"].to_numpy()))
     if np.nanmean(apart) > MOST_APART:
         raise DataError(
             f"the rollouts are of another model: their log-probabilities differ by {np.nanmean(apart):.2g} nats from "
             f"those of {reference}; give the model that they were drawn from"
         )
     names = ("prompt_id", "prompt_ids", "completion_ids", "reference_logprob")
-    return Lazy(len(said), lambda i: dict(zip(names, (prompt_ids[i], asked[i], said[i], found[i]), strict=True)))
+    return Lazy(len(said), lambda i: dict(zip(names, (prompt_ids[i], asked[i], said[i], logprobs_R[i]), strict=True)))
 
 
 def _read(solver: str, settings: dict[str, Any], law: Law, procedure: Served = PLAIN) -> Solver:

@@ -52,9 +52,9 @@ def fit_head(
     scale = states.std(axis=(0, 1)) + 1e-6
     gaps = ((states[:, 0] - states[:, 1]) / scale).reshape(len(pairs), len(layers), -1)
     fold = prompt_folds([prompt_id(prompt) for prompt, _, _ in pairs], seed)
-    best = min((_cross_validate(gaps, [place], fold) for place in range(len(layers))), key=lambda found: found.loss)
+    best = min((_cross_validate(gaps, [place], fold) for place in range(len(layers))), key=lambda head: head.loss)
     more = [sorted({*best.layers, place}) for place in range(len(layers)) if place not in best.layers]
-    best = min([best, *(_cross_validate(gaps, both, fold) for both in more)], key=lambda found: found.loss)
+    best = min([best, *(_cross_validate(gaps, both, fold) for both in more)], key=lambda head: head.loss)
     weights = fit_weights(gaps[:, best.layers].reshape(len(pairs), -1), best.penalty)
     chosen = [layers[place] for place in best.layers]
     model = PooledForSequenceClassification.on(base.base_model, chosen, opening)
@@ -84,12 +84,12 @@ def pooled_states(
                 )
             prompts.append(asked)
             responses.append(ids[len(asked) :])
-    found, model = list[Array](), reader.base_model
+    states, model = list[Array](), reader.base_model
     with torch.inference_mode(), packing_if_possible(model, PackedBatch.last_states):
         for rows, batch in packed_batches(prompts, responses, FEW_TOKENS, model, logits=False):
-            found.append(batch.last_states(model).float().cpu().numpy())
+            states.append(batch.last_states(model).float().cpu().numpy())
             on_progress(rows.stop // 2, len(pairs), "states of pairs")
-    return np.concatenate(found).astype(float).reshape(len(pairs), 2, -1)
+    return np.concatenate(states).astype(float).reshape(len(pairs), 2, -1)
 
 
 def prompt_folds(prompts: Sequence[str], seed: int) -> NDArray[np.int64]:
@@ -119,4 +119,4 @@ def _cross_validate(gaps: Array, places: list[int], fold: NDArray[np.int64]) -> 
             margins[fold == held_out] = rows[fold == held_out] @ fit_weights(rows[fold != held_out], penalty)
         return ChosenHead(places, penalty, float(-log_expit(margins).mean()), margins)
 
-    return min(map(outside, PENALTIES), key=lambda found: found.loss)
+    return min(map(outside, PENALTIES), key=lambda head: head.loss)

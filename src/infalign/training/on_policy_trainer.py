@@ -187,10 +187,10 @@ class AdvantageLoop(_Grpo):
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         with torch.no_grad():
-            found: torch.Tensor = self._get_per_token_logps_and_entropies(
+            logprobs_BT: torch.Tensor = self._get_per_token_logps_and_entropies(
                 model, ids, mask, output["completion_ids"].size(1), self.args.per_device_train_batch_size
             )[0]
-        return found
+        return logprobs_BT
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         extra = self._advantages.extra_loss(inputs)

@@ -94,19 +94,19 @@ def _up_to_budget(tried: Callable[[float], Tried], budget: float) -> list[Tried]
     """Return what is known of rising strengths, the last one at the budget if it is reached."""
     known = list[Tried]()
     for strength in STRENGTHS:
-        found = tried(strength)
-        if found.effective < 1.0:
+        trial = tried(strength)
+        if trial.effective < 1.0:
             break
-        if found.kl <= budget:
-            known.append(found)
+        if trial.kl <= budget:
+            known.append(trial)
             continue
         # the KL is nearly a power of the strength, near 0 the square
-        below = known[-1] if known and known[-1].kl > 0 else Tried(strength / 2, found.kl / 4, found.gain, 1.0)
+        below = known[-1] if known and known[-1].kl > 0 else Tried(strength / 2, trial.kl / 4, trial.gain, 1.0)
         for _ in range(3):
-            power = np.log(found.strength / below.strength) / np.log(found.kl / below.kl)
-            found = tried(float(found.strength * (budget / found.kl) ** power))
-            if found.kl <= CLOSE * budget:
-                known.append(found)
+            power = np.log(trial.strength / below.strength) / np.log(trial.kl / below.kl)
+            trial = tried(float(trial.strength * (budget / trial.kl) ** power))
+            if trial.kl <= CLOSE * budget:
+                known.append(trial)
                 break
         break
     return known

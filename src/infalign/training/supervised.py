@@ -29,12 +29,12 @@ def demonstrations(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Example]) 
 
     def columns(piece: Sequence[Example]) -> dict[str, Any]:
         tools = [e.columns.get("tools") for e in piece]
-        found = training_ids(tokenizer, [e.prompt for e in piece], [e.chosen for e in piece], tools)
+        encoded = training_ids(tokenizer, [e.prompt for e in piece], [e.chosen for e in piece], tools)
         return {
-            "input_ids": [row.ids for row in found],
-            "labels": [[i if said else IGNORED for i, said in zip(row.ids, row.mask, strict=True)] for row in found],
-            "length": [len(row.ids) for row in found],
-            "is_rendered": [row.is_rendered for row in found],
+            "input_ids": [row.ids for row in encoded],
+            "labels": [[i if said else IGNORED for i, said in zip(row.ids, row.mask, strict=True)] for row in encoded],
+            "length": [len(row.ids) for row in encoded],
+            "is_rendered": [row.is_rendered for row in encoded],
         }
 
     return _in_pieces(rows, columns)

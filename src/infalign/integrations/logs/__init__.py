@@ -75,10 +75,10 @@ def read_log(path: Path, *, score: str | None = None, check: Callable[..., Any] 
             before[of] += 1
     if not samples:
         raise DataError(f"{path} holds no samples; give the log of a finished run")
-    found = list(samples.values())
-    rewards = [sample.reward for sample in found] if check is None else _scored(found, check, notes.append)
+    logged = list(samples.values())
+    rewards = [sample.reward for sample in logged] if check is None else _scored(logged, check, notes.append)
     try:
-        rows = _table(found, rewards, [number for *_, number in samples])
+        rows = _table(logged, rewards, [number for *_, number in samples])
     except UnicodeEncodeError as error:
         raise DataError(f"{path} has a text with half a character ({first_line(error)}); write it as UTF-8") from error
     return Log(rows, tuple(dict.fromkeys(notes)))

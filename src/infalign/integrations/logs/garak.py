@@ -25,8 +25,8 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
     done = [row for row in rows if row["entry_type"] == "attempt" and row["status"] == DONE]
     detector = choose(list(dict.fromkeys(name for row in done for name in row["detector_results"])), score)
     attempts = [row for row in done if detector in row["detector_results"]]
-    found = [number(value) for row in attempts for value in row["detector_results"][detector]]
-    values = sorted((value for value in found if value is not None), reverse=True)
+    scores = [number(value) for row in attempts for value in row["detector_results"][detector]]
+    values = sorted((value for value in scores if value is not None), reverse=True)
     hits = sum(row["fails"] for row in rows if row["entry_type"] == "eval" and row["detector"] == detector)
     lowest = values[hits - 1] if hits else math.inf  # of the successes: reports do not hold eval_threshold
     if sum(value >= lowest for value in values) != hits:

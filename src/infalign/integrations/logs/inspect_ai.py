@@ -42,11 +42,11 @@ def read(path: Path, score: str | None, _: Note) -> Iterator[Sample]:
 
 
 def _scores(sample: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     for name, score in (sample.scores or {}).items():
         parts = score.value.items() if isinstance(score.value, dict) else ()
-        found |= {f"{name}.{key}": score.model_copy(update={"value": part}) for key, part in parts} or {name: score}
-    return found
+        scores |= {f"{name}.{key}": score.model_copy(update={"value": part}) for key, part in parts} or {name: score}
+    return scores
 
 
 def _reward(value: Any) -> float | None:

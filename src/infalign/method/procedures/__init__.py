@@ -73,14 +73,14 @@ def parse_procedure(name: str, *, loads: bool = True) -> Served:
     families = (*FAMILIES, own) if loads else FAMILIES
 
     def single(name: str) -> Served | None:  # no mixture, which could hold others without end
-        return next((found for family in families if (found := family.parse(name)) is not None), None)
+        return next((procedure for family in families if (procedure := family.parse(name)) is not None), None)
 
     with suppress(ValueError):  # a number in the name is none
         parts = [(float(share), single(part)) for share, part in spelled_parts(name)]
         if parts and all(part is not None for _, part in parts):
             return Mixture(tuple((share, ranked(part)) for share, part in parts if part is not None))
-        if not parts and (found := single(name)) is not None:
-            return found
+        if not parts and (procedure := single(name)) is not None:
+            return procedure
     known = [spelling for family in families for spelling in family.SPELLINGS]
     raise ConfigError(
         f"unknown procedure {name!r}; known: {', '.join(known)}, and mixtures like 0.5*best-of-2+0.5*standard"

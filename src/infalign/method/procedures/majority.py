@@ -61,9 +61,9 @@ class MajorityVote:
             raise DataError(f"{self.name} needs prompts × at least {self.n} samples, found shape {answers.shape}")
         weights_PM = np.zeros(answers.shape)
         k, odds = np.arange(self.n + 1), self.n / (answers.shape[1] + 1.0 - self.n)
-        for row, found in zip(weights_PM, votes(answers.ravel().tolist()).reshape(answers.shape), strict=True):
-            said = ~np.isnan(found)
-            _, which, counts = np.unique(found[said], return_inverse=True, return_counts=True)
+        for row, votes_M in zip(weights_PM, votes(answers.ravel().tolist()).reshape(answers.shape), strict=True):
+            said = ~np.isnan(votes_M)
+            _, which, counts = np.unique(votes_M[said], return_inverse=True, return_counts=True)
             sizes, kind, times = np.unique(counts, return_inverse=True, return_counts=True)
             log_ways = log_choose(np.append(sizes, row.size - which.size)[:, None], k) + k * np.log(odds)
             if sizes.size:

@@ -69,8 +69,8 @@ class Own:
         with self._running(method):
             values = np.asarray(getattr(self.made, method)(given.copy()), float)
         if values.shape != given.shape or not np.isfinite(values).all():
-            found = values.shape if values.shape != given.shape else values[~np.isfinite(values)][0]
-            raise self._wrong(f"{method} must return one finite number for each of {given.shape}, found {found}")
+            returned = values.shape if values.shape != given.shape else values[~np.isfinite(values)][0]
+            raise self._wrong(f"{method} must return one finite number for each of {given.shape}, found {returned}")
         return values
 
     def _running(self, method: str) -> AbstractContextManager[None]:
@@ -91,8 +91,8 @@ class OwnByRank(Own):
         h = self.distortion(p)
         falls = np.diff(h).min() < -1e-9
         if falls or not np.allclose(h[[0, -1]], (0.0, 1.0), atol=1e-9):
-            found = f"{h[0]:g} to {h[-1]:g}{', falling between' if falls else ''}"
-            raise self._wrong(f"distortion must rise from h(0) = 0 to h(1) = 1, found {found}")
+            course = f"{h[0]:g} to {h[-1]:g}{', falling between' if falls else ''}"
+            raise self._wrong(f"distortion must rise from h(0) = 0 to h(1) = 1, found {course}")
         panels, _ = adapted(graded(), lambda panels: (self.density(panels.u),))
         if (off := np.abs(panels.integral_to(self.density(panels.u), p) - h)).max() > TOLERANCE:
             raise self._wrong(f"density must be the derivative of distortion; up to {p[off.argmax()]:g} it is not")
@@ -127,6 +127,6 @@ def parse(name: str) -> RankProcedure | None:
     has_law = hasattr(made, "distortion") or hasattr(made, "density")
     for method in ("weights", "serving", *(("distortion", "density") if has_law else ())):
         if not callable(getattr(made, method, None)):
-            found = f"{last} has no method {method}" if made is not None else f"{place} has no {last}"
-            raise ConfigError(f"procedure {name!r}: {found}")
+            problem = f"{last} has no method {method}" if made is not None else f"{place} has no {last}"
+            raise ConfigError(f"procedure {name!r}: {problem}")
     return cast(RankProcedure, (OwnByRank if has_law else Own)(spelling, made))

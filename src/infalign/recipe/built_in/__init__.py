@@ -23,11 +23,11 @@ class BuiltIn:
 
 def built_in() -> list[BuiltIn]:
     """Return the built-in recipes by name."""
-    found = []
+    recipes = []
     for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem):
         about, takes, needs, *_ = (line.removeprefix("# ") for line in path.read_text(encoding="utf-8").splitlines())
-        found.append(BuiltIn(path.stem, path, about, takes.removeprefix("Takes: "), needs.removeprefix("Needs: ")))
-    return found
+        recipes.append(BuiltIn(path.stem, path, about, takes.removeprefix("Takes: "), needs.removeprefix("Needs: ")))
+    return recipes
 
 
 def find(recipe: str | Path) -> Path:
@@ -42,7 +42,7 @@ def find(recipe: str | Path) -> Path:
 
 def meant(path: Path) -> str:
     """Return how to name the recipe that the name of a missing file suggests: one that comes along or lies beside."""
-    names = [found.name for found in built_in()]
+    names = [recipe.name for recipe in built_in()]
     if path.stem in names:
         return f"did you mean {path.stem}?"
     try:
@@ -55,7 +55,7 @@ def meant(path: Path) -> str:
 
 def named(name: str) -> Path:
     """Return the file of a recipe that comes along. Raises ConfigError if none has that name."""
-    names = [found.name for found in built_in()]
+    names = [recipe.name for recipe in built_in()]
     if name not in names:
         said = did_you_mean(name, names) or f"there are {', '.join(names)}."
         raise ConfigError(

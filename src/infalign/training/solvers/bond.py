@@ -60,9 +60,9 @@ class JBOND(Advantages):
 
         from infalign.models.packed import response_logprobs
 
-        found = batch.tensors
-        policy_B = ((batch.log_ratio_BT + found["ref_per_token_logps"]) * found["completion_mask"]).sum(1)
-        texts = (unpadded(found, kind) for kind in ("prompt", "completion"))
+        tensors = batch.tensors
+        policy_B = ((batch.log_ratio_BT + tensors["ref_per_token_logps"]) * tensors["completion_mask"]).sum(1)
+        texts = (unpadded(tensors, kind) for kind in ("prompt", "completion"))
         start_B = response_logprobs(self._start, *texts)
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 

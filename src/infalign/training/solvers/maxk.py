@@ -48,8 +48,8 @@ class OrderStatisticCredit(Advantages):
         import torch
 
         groups = batch.every_reward.view(-1, loop.num_generations).double().cpu().numpy()
-        found = torch.tensor(credit(groups, self._procedure).ravel(), device=batch.rewards_B.device)
-        return loop.local_rows(found).float() - loop.beta * loop.subtract_others_mean(batch.log_ratio_BT.sum(1))
+        every_credit = torch.tensor(credit(groups, self._procedure).ravel(), device=batch.rewards_B.device)
+        return loop.local_rows(every_credit).float() - loop.beta * loop.subtract_others_mean(batch.log_ratio_BT.sum(1))
 
 
 class Settings(OnPolicy):
