@@ -352,8 +352,8 @@ def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kls: Sequence[fl
                 ]
                 print(f"| {name} | {' | '.join(cells)} |")
             print(f"\n| N whose pass@N is pass@{SERVED} of {ours}, {title} | {columns}")
-            for name in (name for name in ("reference", "ordinary") if name != ours):
-                aims = [mine.mean for mine in rates[nats, ours, SERVED]]
+            aims = [mine.mean for mine in rates[nats, ours, SERVED]]
+            for name in ("reference", "ordinary"):
                 needed = [draws_for(one.values, aim) for one, aim in zip(rates[nats, name, 1], aims, strict=True)]
                 print(f"| {name} | {' | '.join(f'{one:.1f}' for one in needed)} | {mean_over_seeds(needed, 1)} |")
 

@@ -13,8 +13,9 @@ from transformers import AutoModelForSequenceClassification, MistralConfig, Mist
 
 from infalign import ClassifierReward, Rollouts, calibrate_prompts, evaluate, sample, score
 from infalign.core.errors import ConfigError, DataError
+from infalign.core.storage import hash_file
 from infalign.models.conversations import decode
-from infalign.models.policy import Policy
+from infalign.models.policy import Policy, identity
 from infalign.models.settings import Compute
 from infalign.sampling.prompts import Prompts, Sampler
 from infalign.sampling.rollouts import read_rollouts
@@ -104,6 +105,9 @@ def test_bad_models_and_folders_are_refused(model: str, tmp_path: Path) -> None:
         sample(model, PROMPTS, 2, folder=tmp_path / "mine", max_new_tokens=2, seed=1)
     other = Policy.of(model)
     torch.nn.init.normal_(other.model.lm_head.weight)
+    for content in (b"GGUF before", b"GGUF after"):
+        (tmp_path / "replaced.gguf").write_bytes(content)
+        assert identity(tmp_path / "replaced.gguf") == hash_file(tmp_path / "replaced.gguf")
     with pytest.raises(ConfigError, match="has rollouts with another model"):
         sample(other, PROMPTS, 2, folder=tmp_path / "mine", max_new_tokens=2)
     (tmp_path / "theirs").mkdir()
@@ -141,6 +145,7 @@ def test_a_reward_is_also_a_spelling_or_a_folder(model: str, tmp_path: Path, mon
     np.testing.assert_allclose(score("reward", rollouts)[1], judged, rtol=1e-4, atol=1e-6)
     asked = calibrate_prompts(model, PROMPTS[::2], "mine.py:letters", k=4, max_new_tokens=5)  # texts and rows
     drawn = sample(model, PROMPTS[::2], 4, max_new_tokens=5)
+    assert asked["answer"] == [None, "m"]
     np.testing.assert_array_equal(asked["reference_rewards"], np.sort(score("mine.py:letters", drawn)))
     with pytest.raises(DataError, match=r"reward letters, row 0 .*nan"):
         score(named("letters", lambda responses: [float("nan")] * len(responses)), rollouts)

@@ -133,6 +133,8 @@ def test_who_misses_the_budget_is_told_its_own_knob(
     recipe = load_recipe(micro.write(tmp_path / "recipe.yaml", settings))
     (found,) = findings(recipe, record(unit, summary))
     assert re.search(words, found.said)
+    nothing = findings(recipe, record(unit, {"kl": 0.0}))
+    assert [one.worthless for one in nothing] == ([] if unit == "evaluate-guided" else [True])
     policy = recipe.policies[unit.partition("-")[2]]
     assert findings(recipe, record(unit, {"kl": 0.92 * policy.budget})) == []
 

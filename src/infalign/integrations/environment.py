@@ -81,9 +81,9 @@ def find_tokenizer(source: str) -> Any | None:
 
 def tokenizer(source: str) -> Any:
     """Return the policy's tokenizer as `find_tokenizer`. Raises ConfigError if there is none."""
-    if (words := find_tokenizer(source)) is None:
+    if (loaded := find_tokenizer(source)) is None:
         raise ConfigError(f"with {source}, set INFALIGN_TOKENIZER to the folder or hub id of the policy's tokenizer")
-    return words
+    return loaded
 
 
 def _is_run(source: str) -> bool:

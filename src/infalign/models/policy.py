@@ -6,7 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from infalign.models.conversion import convert, locate_model
+from infalign.models.conversion import content_hash, convert, is_convertible, locate_model
 from infalign.models.pretrained import load_policy, model_digest
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import check_template, load_tokenizer
@@ -57,7 +57,8 @@ def loaded(model: AnyModel, compute: Compute) -> tuple[Any, Any]:
 def identity(model: AnyModel) -> str:
     """Return what tells a model from others: the hash of its folder, its hub id, or the hash of its loaded weights."""
     if isinstance(model, str | Path):
-        return model_digest(convert(locate_model(str(model))))
+        named = locate_model(str(model))
+        return content_hash(named) if is_convertible(named) else model_digest(named)
     import torch
 
     digest = blake2b(digest_size=16)

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from infalign.core.errors import DataError
 from infalign.core.progress import progress_line
@@ -63,7 +64,7 @@ def calibrate_prompts(
 ) -> Dataset:
     """Return prompts with their sorted rewards, ``reference_rewards``: the dataset that a `CalibratedReward` trains on.
 
-    It is that of `score` for `sample`, which take the arguments and raise. Columns of a dataset stay; prompts that the
+    It is that of `score` for `sample`, which take the arguments and raise. Other columns stay; prompts that the
     reward leaves out go.
 
     >>> dataset = calibrate_prompts(MODEL, ["How are you?"], lambda responses: [1] * len(responses), k=4)
@@ -72,10 +73,11 @@ def calibrate_prompts(
     """
     from datasets import Dataset
 
-    rows = [] if isinstance(prompts, Dataset) else [p if isinstance(p, Mapping) else {"prompt": p} for p in prompts]
-    asked = prompts if isinstance(prompts, Dataset) else Dataset.from_list(rows)
-    if "reference_rewards" in asked.column_names:
+    if not isinstance(prompts, Dataset):
+        rows: Any = [prompt if isinstance(prompt, Mapping) else {"prompt": prompt} for prompt in prompts]
+        prompts = Dataset(pa.Table.from_struct_array(pa.array(rows)))  # from_list drops what the first row lacks
+    if "reference_rewards" in prompts.column_names:
         raise DataError("the dataset has the column reference_rewards already; rename or remove it")
-    rewards_PK = np.sort(score(reward, sample(model, asked, k, **drawing)), axis=1)
+    rewards_PK = np.sort(score(reward, sample(model, prompts, k, **drawing)), axis=1)
     kept = ~np.isnan(rewards_PK).any(axis=1)
-    return asked.select(np.flatnonzero(kept)).add_column("reference_rewards", rewards_PK[kept].tolist())
+    return prompts.select(np.flatnonzero(kept)).add_column("reference_rewards", rewards_PK[kept].tolist())

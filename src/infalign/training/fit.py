@@ -54,7 +54,7 @@ def fit(
     it, up to the KL of the law. Where none gains significantly the policy is the reference, with a UserWarning.
 
     Raises ConfigError for a solver that does not read rollouts, DataError for a law of other rollouts, rollouts of
-    another model, and rewards that do not differ within any prompt.
+    another model, rewards that do not differ within any prompt, and fewer than three prompts with rewards.
 
     >>> rollouts = sample(MODEL, [f"What is {n} + {n}?" for n in range(40)], k=16, max_new_tokens=1)
     >>> law = tilted(score(lambda responses: [text[:1] < "N" for text in responses], rollouts), "raw", kl=0.1)
