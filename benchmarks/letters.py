@@ -1,9 +1,9 @@
 """pass@k by the truth of a real model's policies at one KL, exact.
 
-``python benchmarks/letters.py FOLDER SEED SEED … [forms] [key=value …]``
+``python benchmarks/letters.py FOLDER SEED SEED … [FORM …] [key=value …]``
 
 For each seed: the reference, rollouts and policies of the recipe `smollm2-letters`, whose guides read the reference's
-states, and besides them other methods in the same form (`METHODS`), or with ``forms`` plain LoRA adapters (`FORMS`),
+states, and besides them other methods in the same form (`METHODS`), or the plain LoRA adapters that are named (`FORMS`),
 trained directly or as students of the guides. A response is one token. Guides tell the reference's 128 likeliest tokens
 apart, so the law over these and all others as one class, which are never right, is exact, and with it pass@k and KL on
 200 held-out prompts. A guide is brought to a KL by a factor on its log-ratio, an adapter by a factor on ΔW, as
@@ -50,8 +50,9 @@ STUDENT = (
 FORMS = {
     "lora-aware": LORA.format("optimal", "{rank: 16}"),
     "lora-ordinary": LORA.format("raw", "{rank: 16}"),
-    "last-layers": LORA.format("optimal", "{rank: 16, layers: 10}"),
-    "student": STUDENT.format("aware"),
+    "last-layers-aware": LORA.format("optimal", "{rank: 16, layers: 10}"),
+    "last-layers-ordinary": LORA.format("raw", "{rank: 16, layers: 10}"),
+    "student-aware": STUDENT.format("aware"),
     "student-ordinary": STUDENT.format("ordinary"),
 }
 Prompts = Mapping[str, list[Any]]
@@ -192,8 +193,8 @@ def print_by_answer(folder: Path, numbers: list[int], seeds: list[Seed], nats: f
 
 if __name__ == "__main__":
     folder, *words = sys.argv[1:]
-    others = FORMS if "forms" in words else METHODS
-    chosen, settings = read_words([word for word in words if word != "forms"])
+    others = {word: FORMS[word] for word in words if word in FORMS} or METHODS
+    chosen, settings = read_words([word for word in words if word not in FORMS])
     numbers = [int(seed) for seed in chosen]
     laws = [laws_of(Path(folder), number, others, settings) for number in numbers]
     print_tables(numbers, laws, KLS)
