@@ -16,7 +16,7 @@ import pytest
 import retries
 from faults.server import RolloutServer, token_logprobs
 from micro import silent
-from tiny_models import EOS, PROMPT
+from tiny_models import EOS, PROMPT, words
 
 from infalign.core import http
 from infalign.core.errors import ConfigError, DataError, PartialError
@@ -187,6 +187,17 @@ def test_no_proxy_is_asked_for_this_machine(server: RolloutServer, monkeypatch: 
         engine.server.url = "http://example.invalid/v1"
         with pytest.raises(ConfigError, match="the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used"):
             engine.sample([5, 2], "p", range(2))
+
+
+@pytest.mark.parametrize(("no_proxy", "named"), [("", True), ("far.invalid", False)])
+def test_an_error_names_the_proxy_that_was_asked(monkeypatch: pytest.MonkeyPatch, no_proxy: str, named: bool) -> None:
+    """It may be the proxy that is down, not the server."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    engine = ServerEngine("http://far.invalid", "tiny", Vocabulary(words()), Sampling(2), retry_seconds=0.0)
+    with pytest.raises(PartialError) as error:
+        engine.sample([5, 2], "p", range(2))
+    assert (", asked through the proxy of HTTP_PROXY, did not answer" in str(error.value)) == named
 
 
 def test_what_a_server_said_before_it_died_is_in_the_error(server: RolloutServer) -> None:

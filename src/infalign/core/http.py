@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from random import random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 from infalign.core.display import printable
 from infalign.core.errors import ConfigError, PartialError
@@ -175,6 +176,14 @@ class Server:
         async with self._client() as client:
             yield partial(self._post, client)
 
+    @property
+    def _where(self) -> str:
+        """The URL, and the variable of the proxy that requests go through, which may be what fails."""
+        scheme, host = self.url.split(":")[0], urlsplit(self.url).hostname or ""
+        proxies = {} if host in THIS_MACHINE or proxy_bypass_environment(host) else getproxies_environment()
+        through = next((name for name in (scheme, "all") if name in proxies), None)
+        return self.url if through is None else f"{self.url}, asked through the proxy of {through.upper()}_PROXY,"
+
     def _client(self) -> httpx2.AsyncClient:
         import httpx2
 
@@ -217,15 +226,15 @@ class Server:
                 why = f"{why}: {quote_answer(said, self.key)}"
                 left, first = failed + seconds - time.monotonic(), first or why
                 if not may_pass(error):
-                    raise ConfigError(f"{self.url} refused the request: {why}") from error
+                    raise ConfigError(f"{self._where} refused the request: {why}") from error
                 if wait > left:
                     before = "" if first == why else f"the first attempt failed with {first}, "
                     cure = (
                         "Lower in_flight or raise its limit" if is_busy else "Start the server or correct its address"
                     )
                     raise PartialError(
-                        f"{self.url} did not answer for {seconds:.0f} s; {before}the last attempt failed with {why}. "
-                        f"{cure}, then rerun the same command"
+                        f"{self._where} did not answer for {seconds:.0f} s; {before}the last attempt failed with "
+                        f"{why}. {cure}, then rerun the same command"
                     ) from error
                 if not waits_its_turn:
                     LOGGER.warning("%s: %s; retrying in %.0f s, for another %.0f s", self.url, why, wait, left)
