@@ -3,7 +3,7 @@
 ``python benchmarks/letters.py FOLDER SEED SEED … [FORM …] [key=value …]``
 
 For each seed: the reference, rollouts and policies of the recipe `smollm2-letters`, whose guides read the reference's
-states, and besides them other methods in the same form (`METHODS`), or the plain LoRA adapters that are named (`FORMS`),
+states, and besides them other methods in the same form (`METHODS`), or the named plain LoRA adapters (`FORMS`),
 trained directly or as students of the guides. A response is one token. Guides tell the reference's 128 likeliest tokens
 apart, so the law over these and all others as one class, which are never right, is exact, and with it pass@k and KL on
 200 held-out prompts. A guide is brought to a KL by a factor on its log-ratio, an adapter by a factor on ΔW, as

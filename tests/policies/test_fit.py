@@ -115,7 +115,7 @@ def test_a_fitted_policy_gains_where_it_was_trained(model: str, form: dict[str, 
     rollouts = sample(model, prompts, 32, max_new_tokens=1)
     policy = fit(model, rollouts, optimum(score(check, rollouts), "best-of-2", kl=0.2), **HOW, **form)
     found = evaluate(policy, prompts, check, "best-of-2", reference=model, samples=64, max_new_tokens=1)
-    assert found["pass@1, %"]["difference"]["low"] > 0
+    assert found["pass@1"]["difference"]["low"] > 0
     assert 0.02 < found["KL, nats"]["policy"]["mean"] < 0.5
 
 

@@ -35,15 +35,18 @@ KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times a
 class Evaluation(dict[str, dict[str, Mapping[str, float]]]):
     """Numbers of the ``policy``, some with the ``reference`` and the paired ``difference``; printed, a table.
 
-    Each has its mean, with ``low`` and ``high`` the ends of its 95 % interval over prompts.
+    Each has its mean, with ``low`` and ``high`` the ends of its 95 % interval over prompts. Win rates and pass@k are
+    shares, printed as percentages.
     """
 
     def __str__(self) -> str:
         table = plain_table("", "policy", "reference", "difference")
         for name, estimates in self.items():
-            of, apart = (share, gain) if name.endswith("%") else (amount, ratio)
+            is_share = name.startswith(("win rate", "pass"))
+            of, apart = (share, gain) if is_share else (amount, ratio)
             shown = {who: (apart if who == "difference" else of)(value) for who, value in estimates.items()}
-            table.add_row(name, *(shown.get(who, "") for who in ("policy", "reference", "difference")))
+            cells = (shown.get(who, "") for who in ("policy", "reference", "difference"))
+            table.add_row(f"{name}, %" if is_share else name, *cells)
         console = Console(file=StringIO(), width=120)
         console.print(table)
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined, no-any-return]
@@ -73,7 +76,7 @@ def evaluate(
     ...     return [len(text) for text in responses]
     >>> found = evaluate(MODEL, ["Hi!", "Who?"], length, "best-of-2", reference=MODEL, samples=4, max_new_tokens=8)
     >>> list(found), found["KL, nats"]["policy"]["mean"]
-    (['KL, nats', 'win rate, %', 'win rate as best-of-2, %', 'avg@1', 'best-of-2'], 0.0)
+    (['KL, nats', 'win rate', 'win rate as best-of-2', 'avg@1', 'best-of-2'], 0.0)
     """
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     models = {"policy": Policy.of(policy), "reference": Policy.of(reference)}
@@ -94,7 +97,7 @@ def evaluate(
     intervals, ours, theirs = Confidence(seed=seed), *(Samples(values, values) for values in rewards.values())
     evaluation = Evaluation({"KL, nats": {"policy": intervals.of(_kl(models, drawn["policy"])[kept])}})
     for one in {one.name: one for one in (Standard(), served)}.values():
-        name = "win rate, %" if one == Standard() else f"win rate as {one.name}, %"
+        name = "win rate" if one == Standard() else f"win rate as {one.name}"
         evaluation[name] = {"policy": intervals.of_shares(win_rates_of(ours, theirs, [one])[0])}
     return Evaluation(evaluation | _served(rewards, served, intervals))
 
@@ -124,7 +127,4 @@ def _served(rewards: Mapping[str, Array], procedure: Procedure, intervals: Confi
     measured = measure_all(RewardTable.of(rewards), metrics, Measuring(confidence=intervals), "reference")
     rows = [(one["model"], one) for one in measured["metrics"]]
     rows += [("difference", one) for one in measured["differences"]]
-    return {
-        f"{metric}, %" if checked else metric: {who: one for who, one in rows if one["metric"] == metric}
-        for metric in metrics
-    }
+    return {metric: {who: one for who, one in rows if one["metric"] == metric} for metric in metrics}
