@@ -179,3 +179,18 @@ def test_absent_file_and_directory(tmp_path):
         list(read_rows(tmp_path))
     with pytest.raises(DataError, match=r"cannot be read from the start .*name too long"):
         list(read_rows(tmp_path / f"{'x' * 300}.jsonl"))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, replaced):
+    """Another process adds a row, or puts another file there: what was read is not what is there."""
+    path = written(tmp_path / "rows.jsonl", [{"a": 1}, {"a": 2}])
+    rows = read_rows(path)
+    next(rows)
+    if replaced:
+        written(tmp_path / "other.jsonl", [{"a": 3}]).replace(path)
+    else:
+        with path.open("a") as file:
+            file.write('{"a": 3}\n')
+    with pytest.raises(DataError, match="changed while it was read; rerun"):
+        list(rows)
