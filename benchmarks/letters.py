@@ -15,6 +15,7 @@ are settings, such as compute.processes=1.
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ METHODS = {
     "exp10": f"{{transform: exp:10, kl_budget: 0.2, solver: qrpo, {GUIDE}}}",
     "bon-sft": f"{{solver: bon-sft, n: 8, {GUIDE}}}",
 }
+LAST = 10  # layers of an adapter on the last layers
 LORA = (
     "{{transform: {}, kl_budget: 0.2, solver: qrpo, "
     "fit: {{lora: {}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1}}}}"
@@ -50,8 +52,8 @@ STUDENT = (
 FORMS = {
     "lora-aware": LORA.format("optimal", "{rank: 16}"),
     "lora-ordinary": LORA.format("raw", "{rank: 16}"),
-    "last-layers-aware": LORA.format("optimal", "{rank: 16, layers: 10}"),
-    "last-layers-ordinary": LORA.format("raw", "{rank: 16, layers: 10}"),
+    "last-layers-aware": LORA.format("optimal", f"{{rank: 16, layers: {LAST}}}"),
+    "last-layers-ordinary": LORA.format("raw", f"{{rank: 16, layers: {LAST}}}"),
     "student-aware": STUDENT.format("aware"),
     "student-ordinary": STUDENT.format("ordinary"),
 }
@@ -79,8 +81,10 @@ def laws_of(folder: Path, seed: int, others: Mapping[str, str], settings: Sequen
     if missing := [name for name in guides if not (laws / f"{name}.npy").exists()]:
         save_guides(root, asked, missing)
     base = dict(np.load(laws / "reference.npz"))
-    if missing := [name for name in adapters if not (laws / f"{name}.npz").exists()]:
-        save_adapters(root, asked, base["ids"], missing)
+    missing = [name for name in adapters if not (laws / f"{name}.npz").exists()]
+    for last in (0, LAST):
+        if chosen := [name for name in missing if name.startswith("last") is (last > 0)]:
+            save_adapters(root, asked, base["ids"], chosen, last)
     found = {"reference": base["law"]} | {name: np.load(laws / f"{name}.npy") for name in guides}
     brought = dict[tuple[str, float | None], tuple[np.ndarray, float]]()
     for name in adapters:
@@ -114,14 +118,17 @@ def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
         np.save(root / "laws" / f"{name}.npy", found.double().numpy())
 
 
-def save_adapters(root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequence[str]) -> None:
-    """Save log π of adapters as they are, with their KL, and at each of `KLS`, with the factor on ΔW."""
+def save_adapters(root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequence[str], last: int) -> None:
+    """Save log π of adapters on all or the ``last`` layers as they are, with their KL, and at each of `KLS`."""
     model, _ = Policy.of(REFERENCE)
     batches, ids = packed(model, asked), torch.from_numpy(ids_PA).long()
+    if last:
+        batches = [guides.with_stored(model, batch, last) for batch in batches]
 
     def logprobs(policy: Any) -> Tensor:
         """Return log π of every token, (P, V)."""
-        return torch.cat([guides.token_logprobs(policy, batch) for batch in batches]).double()
+        with guides.starting_from_states(model, last) if last else nullcontext():
+            return torch.cat([guides.token_logprobs(policy, batch) for batch in batches]).double()
 
     base_PV = logprobs(model)
     for name in names:
