@@ -82,8 +82,7 @@ class _Piped(Console):
 
 def open_console(file: TextIO | None = None) -> Console:
     """Return the console for stdout, silent in all but the first process of a distributed training."""
-    quiet = not is_first()
-    return _Piped(file=file, quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
+    return _Piped(file=file, quiet=not is_first(), emoji=False)  # `:rewind:` is a procedure, no emoji
 
 
 @contextmanager

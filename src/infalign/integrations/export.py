@@ -72,6 +72,5 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     write_table(path, exported)
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
     law = read_aim(transform).at(this.recipe.procedure, kl, None).law(reference_rewards(this.layout))
-    launch = Launch(this.reference, str(path), law.beta, *lengths)
-    words: list[str] = adapter.command(launch)
+    words: list[str] = adapter.command(Launch(this.reference, str(path), law.beta, *lengths))
     return path, law.shaping.name, words

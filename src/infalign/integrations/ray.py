@@ -171,7 +171,6 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
 
 
 def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
-    """Do all shards that are missing, on the cluster."""
     import ray
 
     parts, k = parts_of(run), run.recipe.rollout.k

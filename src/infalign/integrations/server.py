@@ -80,8 +80,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         if not allowed(request, token):
             return JSONResponse({"error": "the token is missing or wrong"}, 401)
         counted = {name: batches.counts[name] for name in ("rows", "failed", "batches")}
-        values = {**counted, "seconds": batches.counts["microseconds"] / 1e6}
-        return prometheus(values)
+        return prometheus({**counted, "seconds": batches.counts["microseconds"] / 1e6})
 
     routes = [Route("/get_reward", get_reward, methods=["POST"]), Route("/health", health), Route("/metrics", metrics)]
     return Starlette(routes=routes, lifespan=working)

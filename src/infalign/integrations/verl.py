@@ -4,8 +4,8 @@
 ``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet, and
 ``columns``, which a reward function may read.
 Estimators that keep Φ are ``rloo`` with ``algorithm.use_kl_in_reward=True``, and ``grpo`` with
-``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ.
-For group advantages, `register` makes an objective an estimator.
+``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ. For
+group advantages, `register` makes an objective an estimator.
 """
 
 from __future__ import annotations

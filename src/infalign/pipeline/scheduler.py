@@ -150,8 +150,7 @@ def _work(root: Path, unit: Unit, identity: Identity, *, on_progress: OnProgress
     begin(root, unit, identity)
     if not (unit.together or is_first()):
         return {}  # the next unit begins when the first process has done this one
-    summary: Summary = unit.work(on_progress=on_progress)
-    return summary
+    return unit.work(on_progress=on_progress)
 
 
 def _headline(summary: Mapping[str, Any]) -> str:

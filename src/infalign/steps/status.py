@@ -50,8 +50,7 @@ class Status:
 def status(recipe: Recipe) -> Status:
     """Return the status of a recipe's run; nothing is written and no lock is taken.
 
-    Inputs without a cached hash, and outputs that were touched
-    since their record was written, are hashed on each call.
+    Inputs without a cached hash, and outputs that were touched since their record was written, are hashed on each call.
     """
     run = Run.of(recipe)
     root, wanted = run.layout.root, units(run)
@@ -88,5 +87,4 @@ def print_status(found: Status, console: Console) -> None:
         table.add_row(unit.name, unit.state, unit.because)
     console.print(table)
     print_findings(found.findings, console)
-    done = sum(unit.state == "done" for unit in found.units)
-    say(console, f"{done} of {len(found.units)} done in {found.run_dir}")
+    say(console, f"{sum(unit.state == 'done' for unit in found.units)} of {len(found.units)} done in {found.run_dir}")
