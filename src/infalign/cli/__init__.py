@@ -21,8 +21,6 @@ from infalign.core.display import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
 
-__all__ = ["app", "main"]
-
 CONTINUES = "rerun the same command to resume"
 STOP_WITHIN = 20.0  # seconds; workers have 10
 HELP = """\

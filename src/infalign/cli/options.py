@@ -34,8 +34,6 @@ Overrides = Annotated[
     list[str] | None,
     Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable."),
 ]
-SkipInvalid = Annotated[bool, Parameter(help="Skip invalid rows; count and list them.")]
-DryRun = Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, and stop.")]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.")]
 Host = Annotated[str, Parameter(help="The address to listen on.")]
 Port = Annotated[int, WHOLE, Parameter(help="The port to listen on.", validator=Number(gte=1, lte=65535))]

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import (
-    WHOLE,
-    AsJson,
-    DryRun,
-    Overrides,
-    SkipInvalid,
-    open_console,
-    print_json,
-    read_recipe,
-    read_run_or_recipe,
-)
+from infalign.cli.options import WHOLE, AsJson, Overrides, open_console, print_json, read_recipe, read_run_or_recipe
 from infalign.core.errors import ConfigError, PartialError
 from infalign.recipe.built_in import built_in
 from infalign.steps import STAGES
@@ -57,8 +47,8 @@ def run(
     until: Annotated[Stage, Parameter(help="The last stage to run.")] = "report",
     policy: Annotated[str | None, Parameter(help="Measure this policy, trained elsewhere.")] = None,
     set_: Overrides = None,
-    skip_invalid: SkipInvalid = False,
-    dry_run: DryRun = False,
+    skip_invalid: Annotated[bool, Parameter(help="Skip invalid rows; count and list them.")] = False,
+    dry_run: Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, and stop.")] = False,
     ray_actors: Annotated[
         int | None,
         WHOLE,

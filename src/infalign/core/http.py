@@ -39,7 +39,6 @@ MAX_WAIT_BETWEEN_ATTEMPTS = 30.0  # seconds between two attempts, whatever the s
 SECRET_NAME = re.compile(
     r"key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie", re.IGNORECASE
 )
-VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOGGER = logging.getLogger(__name__)
 
 
@@ -61,7 +60,7 @@ def checked_url(url: str) -> str:
 
 def checked_variable(name: str) -> str:
     """Return the name of an environment variable. Raises ValueError, which does not quote it: it may be a key."""
-    if VARIABLE_NAME.fullmatch(name) is None:
+    if not (name.isascii() and name.isidentifier()):
         raise ValueError("api_key_env must be the name of a variable (letters, digits and _), not the key itself")
     return name
 

@@ -6,21 +6,16 @@
 until it fails elsewhere, so errors are logged here first.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.messages import Message
-from infalign.integrations.environment import calibrated_row, from_environment, tokenizer
-
-if TYPE_CHECKING:
-    from infalign.integrations.export import Launch
+from infalign.integrations.environment import Launch, calibrated_row, from_environment, tokenizer
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:

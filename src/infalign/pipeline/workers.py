@@ -78,6 +78,7 @@ def run_tasks(
     def done(name: str, result: Any, seconds: float) -> None:
         display.finish(name)
         on_done(name, result, seconds)
+        order.done(name)
 
     if workers.processes == 1:
         while order.is_active():
@@ -85,7 +86,6 @@ def run_tasks(
             name = ready.pop(0)
             display.start(name)
             done(name, *call(by_name[name], partial(display.update, name), workers.threads_of(by_name[name])))
-            order.done(name)
         return
     with closing(_Pool(workers)) as pool:
         while order.is_active():
@@ -102,7 +102,6 @@ def run_tasks(
                         display.update(name, *numbers)
                     case ("done", result, seconds):
                         done(name, result, seconds)
-                        order.done(name)
 
 
 class _Pool:

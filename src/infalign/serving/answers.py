@@ -1,7 +1,5 @@
 """One answer: a procedure asks for draws, they are drawn and scored, and it says which of them is served."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter, OrderedDict

@@ -3,18 +3,16 @@
 A model is called ``POLICY`` or ``POLICY:PROCEDURE``, such as ``aware:worst-of-8``; docs/serving.md has the protocol.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -26,9 +24,6 @@ from infalign.sampling.engine import Sampling
 from infalign.serving.answers import Answer, AnyServed, Asked, ServedPolicy, parse_served
 from infalign.serving.protocol import ApiError, Completion, as_error, parse_body
 from infalign.serving.web import allowed, body_of, prometheus
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 MAX_BYTES = 4_000_000  # of a request
 MISSING_MODEL = "model_not_found"

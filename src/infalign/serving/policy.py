@@ -1,7 +1,5 @@
 """A policy of a run, ready to be served."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """OpenAI's protocol: what a request may ask, what an answer says, and errors. Needs the ``serve`` extra."""
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """What a run would do and what it would cost, with every check that does not load weights."""
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,8 @@
 """What the policies of a run are trained from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -45,7 +43,7 @@ class PolicyInputs:
     drawn_as_trained: bool  # whether the engine's log-probabilities equal those that training in float32 computes
 
     @classmethod
-    def of(cls, run: Run) -> PolicyInputs:
+    def of(cls, run: Run) -> Self:
         """Return that of a run."""
         recipe, rollout = run.recipe, run.recipe.rollout
         drawn_as_trained = rollout.engine.is_local and recipe.compute.dtype == "float32"
