@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -28,7 +28,6 @@ from infalign.serving.web import allowed, body_of, prometheus
 MAX_BYTES = 4_000_000  # of a request
 MISSING_MODEL = "model_not_found"
 CLIENT_CLOSED_REQUEST = 499  # the status of an answer that nobody reads any more
-Found = TypeVar("Found")
 
 
 class Desk:
@@ -161,7 +160,7 @@ async def _unknown(request: Request, _: Exception) -> Response:
     return ApiError(404, said, code="unknown_url").response()
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
     """Return what ``work`` returns. Raises ClientDisconnect if the client goes before, and cancels it."""
 
     async def gone() -> None:
