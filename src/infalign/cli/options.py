@@ -31,8 +31,7 @@ def _whole(_: type, tokens: Sequence[Token]) -> int:
 
 WHOLE = Parameter(converter=_whole)  # cyclopts alone would read 1.5 as 2
 Overrides = Annotated[
-    list[str] | None,
-    Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable."),
+    list[str] | None, Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.")
 ]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.")]
 Host = Annotated[str, Parameter(help="The address to listen on.")]

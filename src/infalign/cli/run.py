@@ -1,6 +1,7 @@
 """Commands that do a run, all of it or up to a stage, on this machine or a cluster, and show where it stands."""
 
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -39,8 +40,7 @@ same command to resume; finished shards are kept.
 
 def run(
     recipe: Annotated[
-        str,
-        Parameter(help="A YAML file or the name of a built-in recipe, such as demo; with --policy also a run."),
+        str, Parameter(help="A YAML file or the name of a built-in recipe, such as demo; with --policy also a run.")
     ],
     /,
     *,
@@ -125,7 +125,7 @@ def status(
 
     run_status = status_of(read_run_or_recipe(run, set_))
     if as_json:
-        print_json(run_status.as_dict())
+        print_json(asdict(run_status) | {"done": run_status.done})
     else:
         print_status(run_status, open_console())
     if not run_status.done:

@@ -122,9 +122,8 @@ def split_by_group(
     return parts
 
 
-def drop_groups(train: Iterable[Example], test: Iterable[Example]) -> tuple[list[Example], int]:
+def drop_groups(train: Sequence[Example], test: Iterable[Example]) -> tuple[list[Example], int]:
     """Return the ``train`` examples whose group is not in ``test``, and how many were dropped."""
-    train = list(train)
     groups = {example.group for example in test}
     kept = [example for example in train if example.group not in groups]
     return kept, len(train) - len(kept)

@@ -1,9 +1,9 @@
 """The status of a run: finished and unfinished units, the reasons, and library versions."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 
@@ -41,10 +41,6 @@ class Status:
     def done(self) -> bool:
         """Whether all units are done."""
         return all(unit.state == "done" for unit in self.units)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the status as JSON-compatible values."""
-        return asdict(self) | {"done": self.done}
 
 
 def status(recipe: Recipe) -> Status:
