@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -20,8 +20,6 @@ from infalign.cli import pass_at_k, recipes, run, serving, theory, trainers, win
 from infalign.core.display import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
-
-__all__ = ["app", "main"]
 
 CONTINUES = "rerun the same command to resume"
 STOP_WITHIN = 20.0  # seconds; workers have 10
@@ -63,11 +61,6 @@ COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and 
 _GROUPS = [Group(title, sort_key=place) for place, title in enumerate(COMMANDS)]
 
 
-def _shown(default: Any) -> Any:
-    """Return a default as help shows it: neither what is absent nor that a flag is off."""
-    return None if default is None or default is False else default
-
-
 app = App(
     name="infalign",
     help=HELP,
@@ -76,7 +69,7 @@ app = App(
     version_flags=["--version"],
     group_commands=_GROUPS[0],
     suppress_keyboard_interrupt=False,
-    default_parameter=Parameter(negative=(), show_default=_shown),
+    default_parameter=Parameter(negative=(), show_default=lambda default: None if default is False else default),
 )
 
 for _group, _commands in zip(_GROUPS, COMMANDS.values(), strict=True):
@@ -136,7 +129,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _stop_at_once(number: int, _: FrameType | None) -> NoReturn:
-    """End this process without waiting for anything."""
     with suppress(OSError):
         os.write(2, f"infalign: stopped; {CONTINUES}\n".encode())
     os._exit(128 + number)

@@ -31,11 +31,8 @@ def _whole(_: type, tokens: Sequence[Token]) -> int:
 
 WHOLE = Parameter(converter=_whole)  # cyclopts alone would read 1.5 as 2
 Overrides = Annotated[
-    list[str] | None,
-    Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable."),
+    list[str] | None, Parameter(name="--set", help="Change a setting, e.g. --set rollout.k=16. Repeatable.")
 ]
-SkipInvalid = Annotated[bool, Parameter(help="Skip invalid rows; count and list them.")]
-DryRun = Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, and stop.")]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.")]
 Host = Annotated[str, Parameter(help="The address to listen on.")]
 Port = Annotated[int, WHOLE, Parameter(help="The port to listen on.", validator=Number(gte=1, lte=65535))]
@@ -82,8 +79,7 @@ class _Piped(Console):
 
 def open_console(file: TextIO | None = None) -> Console:
     """Return the console for stdout, silent in all but the first process of a distributed training."""
-    quiet = not is_first()
-    return _Piped(file=file, quiet=quiet, emoji=False)  # `:rewind:` is a procedure, no emoji
+    return _Piped(file=file, quiet=not is_first(), emoji=False)  # `:rewind:` is a procedure, no emoji
 
 
 @contextmanager

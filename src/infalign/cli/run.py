@@ -1,23 +1,14 @@
 """Commands that do a run, all of it or up to a stage, on this machine or a cluster, and show where it stands."""
 
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import (
-    WHOLE,
-    AsJson,
-    DryRun,
-    Overrides,
-    SkipInvalid,
-    open_console,
-    print_json,
-    read_recipe,
-    read_run_or_recipe,
-)
+from infalign.cli.options import WHOLE, AsJson, Overrides, open_console, print_json, read_recipe, read_run_or_recipe
 from infalign.core.errors import ConfigError, PartialError
 from infalign.recipe.built_in import built_in
 from infalign.steps import STAGES
@@ -49,16 +40,15 @@ same command to resume; finished shards are kept.
 
 def run(
     recipe: Annotated[
-        str,
-        Parameter(help="A YAML file or the name of a built-in recipe, such as demo; with --policy also a run."),
+        str, Parameter(help="A YAML file or the name of a built-in recipe, such as demo; with --policy also a run.")
     ],
     /,
     *,
     until: Annotated[Stage, Parameter(help="The last stage to run.")] = "report",
     policy: Annotated[str | None, Parameter(help="Measure this policy, trained elsewhere.")] = None,
     set_: Overrides = None,
-    skip_invalid: SkipInvalid = False,
-    dry_run: DryRun = False,
+    skip_invalid: Annotated[bool, Parameter(help="Skip invalid rows; count and list them.")] = False,
+    dry_run: Annotated[bool, Parameter(help="Check recipe and data, print the plan and its cost, and stop.")] = False,
     ray_actors: Annotated[
         int | None,
         WHOLE,
@@ -135,7 +125,7 @@ def status(
 
     run_status = status_of(read_run_or_recipe(run, set_))
     if as_json:
-        print_json(run_status.as_dict())
+        print_json(asdict(run_status) | {"done": run_status.done})
     else:
         print_status(run_status, open_console())
     if not run_status.done:

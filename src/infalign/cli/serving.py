@@ -202,5 +202,4 @@ def _print(asked: "Asked", answer: "Answer", console: Console, *, every: bool, s
         table.add_row(str(rank), f"{answer.rewards[place]:.3f}", number, answer.draws[place].text)
     console.print(table)
     base = f", {len(answer.base_draws)} from the base policy" if answer.base_draws else ""
-    taken = f"{len(answer.draws)} from the policy{base}"
-    say(console, f"* served by {asked.procedure.name}; samples: {taken}")
+    say(console, f"* served by {asked.procedure.name}; samples: {len(answer.draws)} from the policy{base}")

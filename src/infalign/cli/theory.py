@@ -168,10 +168,8 @@ def _print_points(points: "list[Point]", console: Console) -> None:
         cells += [percent(point.win_rate), percent(point.standard_win_rate)]
         cells += [] if point.draws is None else [f"{point.draws:.2f}"]
         table.add_row(point.transform, *cells, *[f"{point.error:.0e}"] * rough)
-    served = (
-        "the base policy served alike" if first.base == first.procedure else f"the base policy served as {first.base}"
-    )
-    heading(console, f"{first.procedure} against {served}")
+    served = "alike" if first.base == first.procedure else f"as {first.base}"
+    heading(console, f"{first.procedure} against the base policy served {served}")
     console.print(table)
     if first.base_draws is not None:
         say(console, f"The base policy needs {first.base_draws:.2f} samples.", wrap=True)

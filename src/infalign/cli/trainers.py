@@ -45,8 +45,7 @@ def export(
 
     path, transform, command = exported(run, to, transform=transform, kl=kl)
     environment = shlex.join(["export", f"INFALIGN_REWARD={run}", f"INFALIGN_TRANSFORM={transform}"])
-    text = f"# {path}\n{environment}\n{shlex.join(command)}"
-    say(open_console(), text)
+    say(open_console(), f"# {path}\n{environment}\n{shlex.join(command)}")
 
 
 def serve_reward(

@@ -69,9 +69,12 @@ def number(value: float, form: str = ".2f") -> str:
     return f"{value:{form}}".replace("-", "−")
 
 
-def amount(e: Interval, digits: int = 2) -> str:
+def amount(e: Interval, digits: int = 2, between: str = "–") -> str:
     """Return an estimate with its interval: ``0.93 (0.88–0.98)``."""
-    return _with_interval(e, lambda value: number(value, f".{digits}f"))
+    return _with_interval(e, lambda value: number(value, f".{digits}f"), between)
+
+
+ratio = partial(amount, between=" to ")  # of an estimate that can be negative: 0.12 (−0.05 to 0.29)
 
 
 def share(e: Interval) -> str:
@@ -87,11 +90,6 @@ def percent(share: float) -> str:
     """
     rounded = f"{100 * share:.2f}"
     return f"100 − {100 * (1 - share):.1e}" if rounded == "100.00" and share < 1 else rounded
-
-
-def ratio(e: Interval, digits: int = 2) -> str:
-    """Return an estimate that can be negative with its interval: ``0.12 (−0.05 to 0.29)``."""
-    return _with_interval(e, lambda value: number(value, f".{digits}f"), " to ")
 
 
 def gain(e: Interval) -> str:
@@ -184,6 +182,5 @@ def save(figure: Any, path: Path, *, salt: str = "infalign", stamped: bool = Fal
     from infalign.core.storage import atomic_path  # which imports NumPy
 
     absent = {".png": ["Software"], ".svg": ["Creator", "Date", "Format", "Type"]}
-    metadata = {} if stamped else dict.fromkeys(absent[path.suffix])
     with matplotlib.rc_context({"svg.hashsalt": salt}), atomic_path(path) as temporary:
-        figure.savefig(temporary, metadata=metadata)
+        figure.savefig(temporary, metadata={} if stamped else dict.fromkeys(absent[path.suffix]))

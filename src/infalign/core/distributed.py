@@ -2,8 +2,6 @@
 
 import os
 
-WHERE = ("MASTER_ADDR", "MASTER_PORT")  # the processes meet
-
 
 def is_first() -> bool:
     """Return whether this is the first process, which alone writes, or the only one."""
@@ -24,4 +22,5 @@ def _rank_and_size() -> tuple[int, int]:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
         return 0, 1
-    return (rank, size) if 0 <= rank < size and all(map(os.environ.get, WHERE)) else (0, 1)
+    can_meet = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")
+    return (rank, size) if 0 <= rank < size and can_meet else (0, 1)

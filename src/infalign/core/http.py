@@ -40,7 +40,6 @@ MAX_WAIT_BETWEEN_ATTEMPTS = 30.0  # seconds between two attempts, whatever the s
 SECRET_NAME = re.compile(
     r"key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie", re.IGNORECASE
 )
-VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOGGER = logging.getLogger(__name__)
 
 
@@ -62,7 +61,7 @@ def checked_url(url: str) -> str:
 
 def checked_variable(name: str) -> str:
     """Return the name of an environment variable. Raises ValueError, which does not quote it: it may be a key."""
-    if VARIABLE_NAME.fullmatch(name) is None:
+    if not (name.isascii() and name.isidentifier()):
         raise ValueError("api_key_env must be the name of a variable (letters, digits and _), not the key itself")
     return name
 
@@ -131,14 +130,13 @@ class Server:
         from anyio import Semaphore
         from anyio.from_thread import start_blocking_portal
 
-        at_once = self.in_flight
         numbered = enumerate(asked)
         under_way: dict[Future[Answer], tuple[int, Asked]] = {}  # or waiting for a turn
         finished: SimpleQueue[Future[Answer]] = SimpleQueue()
         failures: dict[int, Exception] = {}
         begun = 0
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
-            turns = portal.call(Semaphore, at_once)
+            turns = portal.call(Semaphore, self.in_flight)
 
             async def in_turn(number: int, item: Asked) -> Answer:
                 async with turns:
@@ -153,7 +151,7 @@ class Server:
             def begin() -> None:
                 nonlocal begun
                 oldest = min((number for number, _ in under_way.values()), default=begun)
-                room = min(2 * at_once - len(under_way), oldest + READ_AHEAD * at_once - begun)
+                room = min(2 * self.in_flight - len(under_way), oldest + READ_AHEAD * self.in_flight - begun)
                 for following in islice(numbered, 0 if failures else room):
                     future = portal.start_task_soon(in_turn, *following)
                     under_way[future] = following
@@ -283,8 +281,7 @@ def _tls() -> ssl.SSLContext:
 
 def quote_answer(text: str, key: str | None) -> str:
     """Return the first 300 characters of what a server said on one line, without the API key and control characters."""
-    line = " ".join((text.replace(key, "***") if key else text).split())
-    return printable(line[:300])
+    return printable(" ".join((text.replace(key, "***") if key else text).split())[:300])
 
 
 def backoff() -> Iterator[float]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Protocol, Union
+from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import (
     BaseModel,
@@ -60,10 +60,10 @@ class Settings(BaseModel):
 
 def errors_at(found: Mapping[str, tuple[str, str]]) -> ValidationError:
     """Return pydantic's error for several keys of a section, from the type and the message of each."""
-    lines = []
-    for key, (kind, message) in found.items():
-        literals: Any = kind, message
-        lines.append(InitErrorDetails(type=PydanticCustomError(*literals), loc=(key,), input=None))
+    lines = [
+        InitErrorDetails(type=PydanticCustomError(kind, message), loc=(key,), input=None)
+        for key, (kind, message) in found.items()
+    ]
     return ValidationError.from_exception_data("settings", lines)
 
 
@@ -78,15 +78,7 @@ class Kind(Settings):
     discriminator: ClassVar[str] = "kind"  # what messages call such a kind
 
 
-class Named(Protocol):
-    """A value with a spelling."""
-
-    @property
-    def name(self) -> str:
-        """The spelling for recipes, the command line and reports."""
-
-
-def spelled(parse: Callable[[str], Named]) -> tuple[PlainValidator, PlainSerializer]:
+def spelled(parse: Callable[[str], object]) -> tuple[PlainValidator, PlainSerializer]:
     """Return how a setting is read from its spelling by ``parse``, and written; its errors come with the key."""
 
     def read(value: Any) -> Any:

@@ -1,7 +1,5 @@
 """The user's own code: it is imported here, and what it raises becomes an error that says where."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from infalign.core.errors import DataError
-from infalign.data.expansion import COMPRESSED, check_expansion
-from infalign.data.lines import lines, reject_duplicate_keys
+from infalign.data.lines import COMPRESSED, check_expansion, lines, reject_duplicate_keys
 from infalign.data.messages import describe_type
 
 ENDINGS = tuple(f"{name}{packed}" for name in (".jsonl", ".json") for packed in ("", *COMPRESSED))

@@ -1,5 +1,8 @@
-"""Shared by the readers of text: lines with their place, and a check for duplicate names."""
+"""Shared by the readers: lines with their place, and checks for duplicate names and for what expands too much."""
 
+import bz2
+import gzip
+import lzma
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -9,6 +12,9 @@ from typing import Any
 
 from infalign.core.errors import DataError
 
+COMPRESSED: dict[str, Any] = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
+MAX_RATIO = 100  # bytes of text for a byte on the disk (text compresses to a tenth)
+HARMLESS_BYTES = 2**27  # of text
 MAX_LINE_BYTES = 2**26  # bytes
 MAX_BLANK_LINES = 1_000_000  # blank lines, where others are less than a tenth of them
 
@@ -29,6 +35,15 @@ def lines(file: BufferedIOBase, path: Path) -> Iterator[tuple[str, str]]:
         except UnicodeDecodeError as error:
             raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); convert the file") from error
         yield where, text
+
+
+def check_expansion(path: Path, expanded: int) -> None:
+    """Raise DataError if a file that expands to this many bytes is more likely a bomb than data."""
+    if expanded > HARMLESS_BYTES and expanded > MAX_RATIO * (size := path.stat().st_size):
+        raise DataError(
+            f"{path} has {size:,} bytes and expands to more than {max(HARMLESS_BYTES, MAX_RATIO * size):,}; if this "
+            "is intended, decompress it and use the .jsonl file"
+        )
 
 
 def check_unique(names: Sequence[str]) -> None:

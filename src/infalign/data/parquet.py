@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from infalign.data.expansion import HARMLESS_BYTES, check_expansion
-from infalign.data.lines import check_unique
+from infalign.data.lines import HARMLESS_BYTES, check_expansion, check_unique
 
 ENDINGS = (".parquet",)
 BATCH = 1024  # rows decoded at once

@@ -81,36 +81,29 @@ def read_examples(data: Data, sources: Sequence[Source], *, seed: int) -> tuple[
 
 def _rows(source: Source, folder: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
     if source.hub is not None:
-        return hub_rows(source.hub.found_in(folder))
-    if source.reasoning_gym is not None:
-        return task_rows(
+        yield from hub_rows(source.hub.found_in(folder))
+    elif source.reasoning_gym is not None:
+        yield from task_rows(
             source.reasoning_gym,
             size=source.size or 0,
             seed=source.seed,
             config=source.config,
             examples=source.examples,
         )
-    if source.world is not None:
-        return _world_rows(source.world, seed)
-    if source.sums is not None:
-        return _sums_rows(source.sums, seed)
-    return read_rows(Path(folder) / str(source.path))
+    elif source.world is not None:
+        from infalign import world
 
+        for i, d in enumerate(world.dialogues(source.world, seed=seed)):
+            yield f"world dialogue {i}", {"prompt": d.request, "completion": d.reply}
+        for i, (request, chosen, rejected) in enumerate(world.preferences(source.world, seed=seed, temperature=1.0)):
+            yield f"world pair {i}", {"prompt": request, "chosen": chosen, "rejected": rejected}
+    elif source.sums is not None:
+        from infalign import sums
 
-def _world_rows(n: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    from infalign import world
-
-    for i, d in enumerate(world.dialogues(n, seed=seed)):
-        yield f"world dialogue {i}", {"prompt": d.request, "completion": d.reply}
-    for i, (request, chosen, rejected) in enumerate(world.preferences(n, seed=seed, temperature=1.0)):
-        yield f"world pair {i}", {"prompt": request, "chosen": chosen, "rejected": rejected}
-
-
-def _sums_rows(n: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    from infalign import sums
-
-    for i, e in enumerate(sums.exercises(n, seed=seed)):
-        yield f"exercise {i}", {"prompt": e.prompt, "completion": e.response}
+        for i, e in enumerate(sums.exercises(source.sums, seed=seed)):
+            yield f"exercise {i}", {"prompt": e.prompt, "completion": e.response}
+    else:
+        yield from read_rows(Path(folder) / str(source.path))
 
 
 def split_by_group(
@@ -129,9 +122,8 @@ def split_by_group(
     return parts
 
 
-def drop_groups(train: Iterable[Example], test: Iterable[Example]) -> tuple[list[Example], int]:
+def drop_groups(train: Sequence[Example], test: Iterable[Example]) -> tuple[list[Example], int]:
     """Return the ``train`` examples whose group is not in ``test``, and how many were dropped."""
-    train = list(train)
     groups = {example.group for example in test}
     kept = [example for example in train if example.group not in groups]
     return kept, len(train) - len(kept)

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.spelling import listed_names
-from infalign.data.expansion import check_expansion
 from infalign.data.files import read_rows
+from infalign.data.lines import check_expansion
 from infalign.evaluation.reward_tables import Labels, RewardTable
 from infalign.method.calibration import Array, as_rewards, not_a_number
 

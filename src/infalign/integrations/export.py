@@ -3,7 +3,6 @@
 A framework's adapter has ``row``, a row of calibrated.parquet in its form, and ``command``, the words that start it.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -12,22 +11,11 @@ import pyarrow as pa
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import read_table, write_table
 from infalign.data.messages import prompts_of
+from infalign.integrations.environment import Launch
 from infalign.pipeline.pending import changes
 from infalign.pipeline.records import records
 from infalign.recipe.stored_laws import reference_rewards
 from infalign.training.solvers.base import read_aim
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What a trainer is started with: the reference, the data, the KL weight β of the normalized Φ, and lengths."""
-
-    model: str
-    data: str
-    beta: float
-    max_prompt_tokens: int
-    max_new_tokens: int
-    generations: int = 8
 
 
 def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Path, str, list[str]]:
@@ -72,6 +60,5 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
     write_table(path, exported)
     lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
     law = read_aim(transform).at(this.recipe.procedure, kl, None).law(reference_rewards(this.layout))
-    launch = Launch(this.reference, str(path), law.beta, *lengths)
-    words: list[str] = adapter.command(launch)
+    words: list[str] = adapter.command(Launch(this.reference, str(path), law.beta, *lengths))
     return path, law.shaping.name, words

@@ -2,26 +2,20 @@
 
 `integrations.environment` says which reward it is. A row's label (``--data.label_key``) is a JSON object with
 ``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet, and
-``columns``, which a reward function may read.
-OpenRLHF drops what a reward function raises and goes on without a reward until it fails elsewhere, so errors are logged
-here first.
+``columns``, which a reward function may read. OpenRLHF drops what a reward function raises and goes on without a reward
+until it fails elsewhere, so errors are logged here first.
 """
-
-from __future__ import annotations
 
 import json
 import logging
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.messages import Message
-from infalign.integrations.environment import calibrated_row, from_environment, tokenizer
-
-if TYPE_CHECKING:
-    from infalign.integrations.export import Launch
+from infalign.integrations.environment import Launch, calibrated_row, from_environment, tokenizer
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:

@@ -144,8 +144,8 @@ class Actor:
             begun.unlink(missing_ok=True)
 
 
-def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> Path:
-    """Draw and score the rollouts of a recipe by ``actors`` with this many GPUs each, and return the run directory.
+def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, console: Console) -> None:
+    """Draw and score the rollouts of a recipe by ``actors`` with this many GPUs each.
 
     Ray is a cluster that it finds, as by RAY_ADDRESS, or one that is started here with ``cpus`` logical CPUs. Raises
     ConfigError if what rollouts need is not done, or the cluster is too small.
@@ -167,11 +167,9 @@ def on_cluster(recipe: Recipe, *, actors: int, gpus: float, cpus: int | None, co
     with open_run(recipe) as run:
         write_recipe(recipe, run.layout.root)
         do_units(run, units(run, until="score"), until="score", console=console, before_units=sample)
-    return run.layout.root
 
 
 def _draw(run: Run, actors: int, gpus: float, console: Console) -> None:
-    """Do all shards that are missing, on the cluster."""
     import ray
 
     parts, k = parts_of(run), run.recipe.rollout.k

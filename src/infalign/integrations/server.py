@@ -5,12 +5,15 @@ label}``. A label is the JSON object that `integrations.openrlhf` describes, as 
 same time are scored together. GET /health says what is served, GET /metrics counts in Prometheus' format.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.messages import Message, read_text
@@ -19,12 +22,6 @@ from infalign.method.by_name import columns_of
 from infalign.method.reward import CalibratedReward, Score
 from infalign.serving.batches import Batches
 from infalign.serving.web import TooLargeError, allowed, body_of, prometheus, read_json
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-
 
 Row = tuple[list[Message], str, Any, dict[str, Any]]  # prompt, response, reference rewards, columns
 MAX_CHARACTERS = 1_000_000  # of a response with its prompt, which tokenizers take seconds for
@@ -36,16 +33,12 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
 
     With a ``token`` every request but /health must carry it as ``Authorization: Bearer``.
     """
-    from starlette.applications import Starlette
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
 
     def scores(rows: list[Row]) -> list[Score]:
         prompts, responses, references, columns = map(list, zip(*rows, strict=True))
         return reward.scores(prompts, responses, references, columns_of(columns))
 
     batches = Batches[Row, Score](scores)
-
     reading = asyncio.Semaphore(1)  # request at a time: threads are left to rewards
 
     @asynccontextmanager
@@ -80,8 +73,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
         if not allowed(request, token):
             return JSONResponse({"error": "the token is missing or wrong"}, 401)
         counted = {name: batches.counts[name] for name in ("rows", "failed", "batches")}
-        values = {**counted, "seconds": batches.counts["microseconds"] / 1e6}
-        return prometheus(values)
+        return prometheus({**counted, "seconds": batches.counts["microseconds"] / 1e6})
 
     routes = [Route("/get_reward", get_reward, methods=["POST"]), Route("/health", health), Route("/metrics", metrics)]
     return Starlette(routes=routes, lifespan=working)

@@ -4,20 +4,15 @@
 and so no KL term, and without that the objective is another one. axolotl's ``trl.reward_funcs`` takes the same name.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from infalign.integrations.environment import conversation, data_columns, find_tokenizer, from_environment
+from infalign.integrations.environment import Launch, conversation, data_columns, find_tokenizer, from_environment
 from infalign.method.by_name import TRL, columns_of, split
 from infalign.method.reward import logged
 from infalign.models.conversations import decode
-
-if TYPE_CHECKING:
-    from infalign.integrations.export import Launch
 
 
 def reward(

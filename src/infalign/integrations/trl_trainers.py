@@ -15,8 +15,6 @@ from infalign.method.group_advantages import advantages
 
 
 class _GroupAdvantages:
-    """What both trainers share."""
-
     kept: ClassVar[dict[str, Any]]  # settings of which other values would change the objective
     kl_in_reward: ClassVar[bool]
     accelerator: Any

@@ -4,21 +4,16 @@
 ``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet, and
 ``columns``, which a reward function may read.
 Estimators that keep Φ are ``rloo`` with ``algorithm.use_kl_in_reward=True``, and ``grpo`` with
-``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ.
-For group advantages, `register` makes an objective an estimator.
+``algorithm.norm_adv_by_std_in_grpo=False``; grpo's default divides by the group's deviation, which replaces Φ. For
+group advantages, `register` makes an objective an estimator.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from infalign.integrations.environment import calibrated_row, from_environment
+from infalign.integrations.environment import Launch, calibrated_row, from_environment
 from infalign.method.by_name import warn_of_column
-
-if TYPE_CHECKING:
-    from infalign.integrations.export import Launch
 
 TRUTHS = ("ground_truth", "answer", "solution")  # columns that hold the true answer, the first that is there
 

@@ -14,9 +14,10 @@ from filelock import FileLock, Timeout
 from infalign.core.distributed import is_first
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.core.storage import write_text
-from infalign.pipeline.ownership import check_run_dir, mark
+from infalign.pipeline.ownership import MARKER, check_run_dir
 
 LOCK, HOLDER = ".lock", ".holder"
+MARKED = "The directory of a run of infalign, which replaces and removes what it made here.\n"
 
 
 @contextmanager
@@ -46,7 +47,9 @@ def held(root: Path) -> Iterator[None]:
         raise ConfigError(f"cannot create the run directory {root}: {error.strerror}; change run_dir") from error
     try:
         if lock.lock_counter == 1:
-            mark(root)
+            check_run_dir(root)
+            if not (root / MARKER).is_file():
+                write_text(root / MARKER, MARKED)
             since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
             command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
             write_text(root / HOLDER, f"process {os.getpid()} on {socket.gethostname()} since {since} ({command})")

@@ -5,12 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from infalign.core.errors import ConfigError
-from infalign.core.storage import write_text
 from infalign.pipeline.records import record_path, records, started_path
 from infalign.pipeline.units import Unit
 
 MARKER = ".infalign"
-MARKED = "The directory of a run of infalign, which replaces and removes what it made here.\n"
 SHARDS = "part-[0-9]*.parquet"  # what a unit that only adds may have written since its record
 
 
@@ -32,13 +30,6 @@ def check_run_dir(root: Path) -> None:
             f"run_dir is {root}, which is not a run directory: it contains {entry.name}, and a run replaces and "
             "removes files in its directory; choose a new or an empty one"
         )
-
-
-def mark(root: Path) -> None:
-    """Make ``root`` a run's directory, as `check_run_dir` allows."""
-    check_run_dir(root)
-    if not (root / MARKER).is_file():
-        write_text(root / MARKER, MARKED)
 
 
 def check_inputs(inputs: Iterable[Path], wanted: Sequence[Unit]) -> None:

@@ -96,12 +96,11 @@ def run_units(
         for line in after_unit(record):
             warn(console, line)
 
-    # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
-    ordered = sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
     alone = _alone(identify(plan or units))
+    # Later stages come first, so that a fault in one of them shows before the whole of an earlier stage is done.
     tasks = [
         Task(name, partial(_work, root, by_name[name], ids[name]), frozenset(ids[name].needs), name in alone)
-        for name in ordered
+        for name in sorted(remaining.todo, key=lambda name: -place[by_name[name].stage])
     ]
     with ProgressDisplay(console) as display:
         run_tasks(tasks, workers, display=display, on_done=finish)
@@ -150,8 +149,7 @@ def _work(root: Path, unit: Unit, identity: Identity, *, on_progress: OnProgress
     begin(root, unit, identity)
     if not (unit.together or is_first()):
         return {}  # the next unit begins when the first process has done this one
-    summary: Summary = unit.work(on_progress=on_progress)
-    return summary
+    return unit.work(on_progress=on_progress)
 
 
 def _headline(summary: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from infalign.core.progress import SoFar
 
 Summary = dict[str, Any]  # what a unit says of its output, in JSON's types
-Extent = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Unit:
     settings: dict[str, Any]
     output: Path
     work: Callable[..., Summary]  # called with ``on_progress=``
-    extent: Extent = field(default_factory=dict)
+    extent: dict[str, dict[str, int]] = field(default_factory=dict)
     workspace: Path | None = None  # where an unfinished attempt keeps its checkpoints
     so_far: Callable[[], SoFar] | None = None  # the partial output
     only_adds: bool = False  # it only adds files, so its record stays valid while the output is extended

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from graphlib import TopologicalSorter
 from importlib import import_module
 from multiprocessing import get_context, parent_process
@@ -77,18 +78,14 @@ def run_tasks(
     def done(name: str, result: Any, seconds: float) -> None:
         display.finish(name)
         on_done(name, result, seconds)
+        order.done(name)
 
     if workers.processes == 1:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=position)
             name = ready.pop(0)
             display.start(name)
-
-            def on_progress(done: int, total: int, note: str = "", name: str = name) -> None:
-                display.update(name, done, total, note)
-
-            done(name, *call(by_name[name], on_progress, workers.threads_of(by_name[name])))
-            order.done(name)
+            done(name, *call(by_name[name], partial(display.update, name), workers.threads_of(by_name[name])))
         return
     with closing(_Pool(workers)) as pool:
         while order.is_active():
@@ -105,7 +102,6 @@ def run_tasks(
                         display.update(name, *numbers)
                     case ("done", result, seconds):
                         done(name, result, seconds)
-                        order.done(name)
 
 
 class _Pool:
@@ -133,7 +129,6 @@ class _Pool:
         return next((c for c in reversed(self._processes) if c not in self.busy), None) or self._new()
 
     def start(self, task: Task) -> None:
-        """Give the task to an idle worker or to a new one."""
         connection = self.idle()
         self.busy[connection] = task.name
         try:

@@ -32,8 +32,7 @@ def write_law(path: Path, prompt_ids: Sequence[str], law: Law) -> dict[str, Any]
     """Write a law, a row per prompt, and return its numbers, which the schema of the table carries as JSON."""
     numbers = {"shaping": law.shaping.name, "beta": law.beta, "paper_beta": law.paper_beta}
     numbers |= {"kl": law.kl, "kl_over": law.kl_over}
-    columns = {"rewards": [*law.rewards_PK], "log_ratios": [*law.log_ratios_PK]}
-    table = pa.table({"prompt_id": prompt_ids, **columns})
+    table = pa.table({"prompt_id": prompt_ids, "rewards": [*law.rewards_PK], "log_ratios": [*law.log_ratios_PK]})
     write_table(path, table.replace_schema_metadata({NUMBERS: json.dumps(numbers)}))
     return numbers
 

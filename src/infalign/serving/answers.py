@@ -1,7 +1,5 @@
 """One answer: a procedure asks for draws, they are drawn and scored, and it says which of them is served."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter, OrderedDict
@@ -202,7 +200,7 @@ class ServedPolicy:
                 match ask:
                     case Draws(number):
                         draws += await self._draw(asked, len(draws), number)
-                        rewards += await self._score(asked, draws[len(rewards) :])
+                        rewards += await self.scores.done(_rows(asked, draws[len(rewards) :]))
                         ask = serving.send(rewards[-number:])
                     case Votes(number):
                         draws += await self._draw(asked, len(draws), number)
@@ -221,7 +219,7 @@ class ServedPolicy:
         if served == len(draws):
             draws += await self._draw(asked, served, 1)
         if score_all:
-            rewards += await self._score(asked, draws[len(rewards) :])
+            rewards += await self.scores.done(_rows(asked, draws[len(rewards) :]))
         return Answer(draws, rewards, served, base_draws)
 
     @asynccontextmanager
@@ -240,9 +238,6 @@ class ServedPolicy:
             raise RefusedError(f"{asked.procedure.name} needs {first + number:,} samples; the limit is {MAX_DRAWS:,}")
         drawn = await self.draws.draw(asked.prompt, range(first, first + number), asked.sampling)
         return [_ended(response, asked.sampling.stop) for response in drawn]
-
-    async def _score(self, asked: Asked, draws: list[Response]) -> list[float]:
-        return await self.scores.done(_rows(asked, draws))
 
     def _votes(self, draws: list[Response]) -> list[float]:
         with user_code("the function that extracts the answer raised"):

@@ -3,18 +3,16 @@
 A model is called ``POLICY`` or ``POLICY:PROCEDURE``, such as ``aware:worst-of-8``; docs/serving.md has the protocol.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -27,13 +25,9 @@ from infalign.serving.answers import Answer, AnyServed, Asked, ServedPolicy, par
 from infalign.serving.protocol import ApiError, Completion, as_error, parse_body
 from infalign.serving.web import allowed, body_of, prometheus
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
 MAX_BYTES = 4_000_000  # of a request
 MISSING_MODEL = "model_not_found"
 CLIENT_CLOSED_REQUEST = 499  # the status of an answer that nobody reads any more
-Found = TypeVar("Found")
 
 
 class Desk:
@@ -166,7 +160,7 @@ async def _unknown(request: Request, _: Exception) -> Response:
     return ApiError(404, said, code="unknown_url").response()
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
     """Return what ``work`` returns. Raises ClientDisconnect if the client goes before, and cancels it."""
 
     async def gone() -> None:

@@ -1,7 +1,5 @@
 """Rows of many requests, done together in one thread."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ only; ``counts`` has the finished draws, their tokens, and the draws that were a
 of draws that wait or are being drawn.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A policy of a run, ready to be served."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Sequence
@@ -40,7 +38,6 @@ KEY_VARIABLE = "INFALIGN_ENGINE_KEY"
 REWARD_KEY_VARIABLE = "INFALIGN_REWARD_KEY"
 SERVING_RETRY_SECONDS = 10.0  # seconds that an engine or a reward at a URL may be, before a request fails
 MAX_DRAWS_AT_ONCE = 64  # draws at once; of an engine at a URL, requests
-PROBE_CONVERSATION = [{"role": "user", "content": "Hello"}]
 
 
 def open_policy(
@@ -144,7 +141,7 @@ def _remote(url: str, model: str, vocabulary: Vocabulary, sampling: Sampling, *,
     key = KEY_VARIABLE if KEY_VARIABLE in os.environ else None
     retry = SERVING_RETRY_SECONDS
     engine = partial(ServerEngine, url, model, vocabulary, api_key_env=key, retry_seconds=retry, seeded=seeded)
-    engine(sampling).check(*prompt_ids(vocabulary.tokenizer, [PROBE_CONVERSATION]))
+    engine(sampling).check(*prompt_ids(vocabulary.tokenizer, [[{"role": "user", "content": "Hello"}]]))
     return RemoteDraws(engine, at_once=MAX_DRAWS_AT_ONCE)
 
 
@@ -153,8 +150,7 @@ def _other_scorer(run: Run, reward: str) -> Scorer:
     is_url = reward.startswith(("http://", "https://"))
     try:
         own = {"function": reward, "time_limit": run.recipe.reward.time_limit}
-        named = {"url": reward, "api_key_env": key} if is_url else own
-        source = RewardSource.model_validate(named)
+        source = RewardSource.model_validate({"url": reward, "api_key_env": key} if is_url else own)
     except ValidationError as error:
         raise ConfigError(f"--reward {reward}: {error.errors()[0]['msg']}") from error
     return replace(run.scorer("reward"), source=source, shards=list)

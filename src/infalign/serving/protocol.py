@@ -1,7 +1,5 @@
 """OpenAI's protocol: what a request may ask, what an answer says, and errors. Needs the ``serve`` extra."""
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets
@@ -37,7 +35,6 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "response_format": {"type": "text"},
     "tool_choice": "none",
 }
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
 
@@ -83,7 +80,7 @@ class Body(BaseModel):
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    seed: Seed | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     temperature: Annotated[float, AfterValidator(_checked_temperature)] | None = None
     stop: Annotated[tuple[Stop, ...], FailFast(), BeforeValidator(_as_tuple), Field(max_length=4)] = ()
     metadata: dict[str, Any] | None = None  # columns that the reward may need, such as an answer
@@ -103,8 +100,7 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         """Return the answer that says it."""
-        headers = {"Retry-After": "1"} if self.status == 503 else None
-        return JSONResponse(self.body, self.status, headers)
+        return JSONResponse(self.body, self.status, {"Retry-After": "1"} if self.status == 503 else None)
 
 
 def parse_body(content: bytes) -> Body:

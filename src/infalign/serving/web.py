@@ -1,7 +1,5 @@
 """What our servers share: who may ask them, where they listen, and their metrics. Needs the ``serve`` extra."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import json
@@ -10,17 +8,17 @@ import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, StoppedError
 from infalign.core.http import THIS_MACHINE, api_key
 from infalign.core.signals import end_after_signal
 from infalign.data.lines import reject_duplicate_keys
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 TOKEN_VARIABLE = "INFALIGN_SERVE_TOKEN"
 GRACE_SECONDS = 30  # seconds for the requests under way when a server is stopped
@@ -51,8 +49,6 @@ def allowed(request: Request, token: str | None) -> bool:
 def for_this_machine(app: Starlette, token: str | None) -> Starlette:
     """Return an application that, without a token, refuses web pages whose name is rebound to this machine."""
     if token is None:
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*THIS_MACHINE, "[::1]"])
     return app
 
@@ -79,10 +75,8 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
-def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> Response:
+def prometheus(counters: Mapping[str, float], gauges: Mapping[str, float] | None = None) -> PlainTextResponse:
     """Return metrics in Prometheus' format; the names get a prefix, those of counters a suffix too."""
-    from starlette.responses import PlainTextResponse
-
     lines = [f"# TYPE infalign_{n}_total counter\ninfalign_{n}_total {v}\n" for n, v in counters.items()]
     lines += [f"# TYPE infalign_{n} gauge\ninfalign_{n} {v}\n" for n, v in (gauges or {}).items()]
     return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")

@@ -68,9 +68,7 @@ def calibrate_prompts(stored: StoredRollouts, *, on_progress: OnProgress) -> Sum
         )
     rewards_PK = np.sort(rewards_PK, axis=1)
     distinct = 1 + (rewards_PK[:, 1:] != rewards_PK[:, :-1]).sum(axis=1)
-    ends = pa.array(np.arange(len(rewards_PK) + 1) * k, pa.int32())
-    lists = pa.ListArray.from_arrays(ends, pa.array(rewards_PK.ravel(), pa.float64()))
-    write_table(stored.layout.calibrated, table.append_column("reference_rewards", lists))
+    write_table(stored.layout.calibrated, table.append_column("reference_rewards", pa.array([*rewards_PK])))
     return {
         "prompts": len(rewards_PK),
         "k": k,

@@ -1,7 +1,5 @@
 """What a run would do and what it would cost, with every check that does not load weights."""
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +65,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
         there, too_long = counts.rows[f"{name}_prompts"], counts.rows[f"{name}_prompts_too_long"]
         check_prompts(name, there and there + too_long, recipe.data.max_prompt_tokens)  # by estimated lengths
     _check_rows(wanted(run), counts.rows)
-    for url in (recipe.rollout.engine.server[0], *(source.url for source in recipe.rewards.values())):
+    for url in filter(None, (recipe.rollout.engine.server[0], *(source.url for source in recipe.rewards.values()))):
         _check_server(url, console)
     for name in unchecked:
         say(console, f"not checked: {name}")
@@ -124,10 +122,8 @@ def _check_rows(units: Sequence[Unit], rows: Mapping[str, int]) -> None:
             raise DataError(f"{key} needs {empty[0]}, but the data has none; add rows with responses, or leave it out")
 
 
-def _check_server(url: str | None, console: Console) -> None:
+def _check_server(url: str, console: Console) -> None:
     """Say if nobody listens at the address of a server now."""
-    if url is None:
-        return
     parts = urlsplit(url)
     address = (str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80))
     try:

@@ -29,8 +29,11 @@ from infalign.training.solvers.base import Solver
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the evaluation of the reference and of each policy, and all numbers."""
-    asked = list(evaluations(run))
+    """Yield the evaluation of the reference and of each policy on the test prompts, and all numbers."""
+    asked = [*evaluation(run, "reference", run.reference, run.reference_inputs)]
+    for name in run.recipe.policies:
+        folder = run.layout.model(name)
+        asked += evaluation(run, name, str(folder), (folder,))
     yield from asked
     yield Unit(
         "evaluate",
@@ -50,14 +53,6 @@ def units(run: Run) -> Iterator[Unit]:
             output=run.layout.card(name),
             work=partial(write_card, run.recipe, run.layout, name),
         )
-
-
-def evaluations(run: Run) -> Iterator[Unit]:
-    """Yield the evaluation of the reference and of each policy on the test prompts."""
-    yield from evaluation(run, "reference", run.reference, run.reference_inputs)
-    for name in run.recipe.policies:
-        folder = run.layout.model(name)
-        yield from evaluation(run, name, str(folder), (folder,))
 
 
 def evaluation(run: Run, name: str, model: str, inputs: tuple[Path, ...]) -> Iterator[Unit]:

@@ -1,10 +1,8 @@
 """What the policies of a run are trained from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -14,7 +12,6 @@ from infalign.data.messages import from_cell
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.models.tokenizers import load_tokenizer
-from infalign.recipe.layout import Layout
 from infalign.recipe.stored_laws import read_law
 from infalign.rewards.sources import Scorer
 from infalign.steps.run import Run
@@ -46,23 +43,18 @@ class PolicyInputs:
     drawn_as_trained: bool  # whether the engine's log-probabilities equal those that training in float32 computes
 
     @classmethod
-    def of(cls, run: Run) -> PolicyInputs:
+    def of(cls, run: Run) -> Self:
         """Return that of a run."""
         recipe, rollout = run.recipe, run.recipe.rollout
         drawn_as_trained = rollout.engine.is_local and recipe.compute.dtype == "float32"
         reward = run.scorer("reward")
         return cls(run.reference, reward, run.stored, recipe.procedure, rollout.max_new_tokens, drawn_as_trained)
 
-    @property
-    def layout(self) -> Layout:
-        """The run directory."""
-        return self.stored.layout
-
     def law(self, name: str, policy: Solver) -> Law | None:
         """Return the law of a policy, or that of its teacher, with the prompts in the order of `rows`."""
         if (aim := policy.aim(self.procedure)) is None:
             return None
-        prompt_ids, law = read_law(self.layout.law(policy.data_needs.teacher or name), aim)
+        prompt_ids, law = read_law(self.stored.layout.law(policy.data_needs.teacher or name), aim)
         place = {prompt_id: i for i, prompt_id in enumerate(prompt_ids)}
         drawn = (prompt_id for part in self.stored.parts for prompt_id in part.table.read().prompt_ids)
         order = [place[prompt_id] for prompt_id in drawn if prompt_id in place]
@@ -72,17 +64,18 @@ class PolicyInputs:
     def of_solver(self) -> Inputs:
         """The part that a solver gets."""
         trunks = {"reference": self.reference, "reward": self.reward.model}
-        layout = self.layout
+        layout = self.stored.layout
         return Inputs(self.reference, layout.tokenizer, self.procedure, trunks, self.rows, self.problem, layout.model)
 
     def problem(self) -> Any:
         """Return the calibrated prompts and the reward, for on-policy training."""
         from infalign.training.on_policy_trainer import Problem
 
-        prompts = read_table(self.layout.calibrated, columns=["prompt", "reference_rewards", "columns"])
+        layout = self.stored.layout
+        prompts = read_table(layout.calibrated, columns=["prompt", "reference_rewards", "columns"])
         return Problem(
             self.reference,
-            load_tokenizer(self.layout.tokenizer, padding_side="left"),
+            load_tokenizer(layout.tokenizer, padding_side="left"),
             [row | {"prompt": from_cell(row["prompt"])} for row in prompts.to_pylist()],
             self.reward.load().function,
             self.max_new_tokens,
@@ -100,7 +93,7 @@ class PolicyInputs:
                 rows = _add_column(rows, name, self.stored.states(which))
         computed = self.logprobs(policy)
         if computed is not None:
-            logprobs = read_table(self.layout.logprobs(str(computed)), ["logprob"])["logprob"]
+            logprobs = read_table(self.stored.layout.logprobs(str(computed)), ["logprob"])["logprob"]
             rows = _add_column(rows, "reference_logprob", logprobs.to_pylist())
         rewarded = np.flatnonzero(~np.isnan(self.stored.all_rewards()))
         return Lazy(len(rewarded), lambda i: rows[int(rewarded[i])])

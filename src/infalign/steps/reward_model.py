@@ -86,8 +86,7 @@ def fit_reward(
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, reward, test, intervals)
-    counts = {"pairs": len(train), "pairs_too_long": long}
-    return {**counts, **fit_summary, "test_accuracy": accuracy}
+    return {"pairs": len(train), "pairs_too_long": long, **fit_summary, "test_accuracy": accuracy}
 
 
 def _fit_head(
@@ -122,7 +121,7 @@ def reward_start(scorer: Scorer, reference: str, layout: Layout, target: Target)
     if source.scratch is None:
         return source.model or reference, tokenizer
     start = target.checkpoints / "start"
-    save_model(new_policy(source.scratch, tokenizer, seed=target.seed + 1), tokenizer, Path(start))
+    save_model(new_policy(source.scratch, tokenizer, seed=target.seed + 1), tokenizer, start)
     return str(start), tokenizer
 
 

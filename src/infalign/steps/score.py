@@ -39,8 +39,7 @@ def units(run: Run) -> Iterator[Unit]:
 def score_rollouts(scorer: Scorer, samples: StoredSamples, table: Path, *, on_progress: OnProgress) -> Summary:
     """Score one part of the rollouts with the reward."""
     prompts, drawn = samples.read()
-    rows = samples.rows(prompts, drawn)
-    rewards = scorer.score(rows, table.with_suffix(""), on_progress)
+    rewards = scorer.score(samples.rows(prompts, drawn), table.with_suffix(""), on_progress)
     scores = rollout_keys(prompts.prompt_ids, samples.each)
     scores = scores.append_column("reward", pa.array(rewards, from_pandas=True))  # NaN, of a prompt left out, is null
     write_table(table, scores.append_column("columns", pa.array(repeated(prompts.columns, samples.each), pa.string())))

@@ -56,11 +56,10 @@ def fine_tune_policy(policy: PolicyModel, layout: Layout, target: Target, *, on_
         )
     with target.job(on_progress) as job:
         history = fine_tune(model, tokenizer, rows, policy.fit, job)
-    last_loss = [row["loss"] for row in history if "loss" in row][-1]
     return {
         "rows": len(rows),
         "rows_too_long": len(demos) - len(rows),
         "rows_rendered_otherwise": len(rows) - sum(rows["is_rendered"][:]),
         "history": history,
-        "loss": float(last_loss),
+        "loss": float([row["loss"] for row in history if "loss" in row][-1]),
     }

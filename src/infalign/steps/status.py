@@ -1,9 +1,9 @@
 """The status of a run: finished and unfinished units, the reasons, and library versions."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 
@@ -42,16 +42,11 @@ class Status:
         """Whether all units are done."""
         return all(unit.state == "done" for unit in self.units)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the status as JSON-compatible values."""
-        return asdict(self) | {"done": self.done}
-
 
 def status(recipe: Recipe) -> Status:
     """Return the status of a recipe's run; nothing is written and no lock is taken.
 
-    Inputs without a cached hash, and outputs that were touched
-    since their record was written, are hashed on each call.
+    Inputs without a cached hash, and outputs that were touched since their record was written, are hashed on each call.
     """
     run = Run.of(recipe)
     root, wanted = run.layout.root, units(run)
@@ -88,5 +83,4 @@ def print_status(found: Status, console: Console) -> None:
         table.add_row(unit.name, unit.state, unit.because)
     console.print(table)
     print_findings(found.findings, console)
-    done = sum(unit.state == "done" for unit in found.units)
-    say(console, f"{done} of {len(found.units)} done in {found.run_dir}")
+    say(console, f"{sum(unit.state == 'done' for unit in found.units)} of {len(found.units)} done in {found.run_dir}")

@@ -51,12 +51,8 @@ def units(run: Run) -> Iterator[Unit]:
 def _teachers_first(policies: Mapping[str, Solver]) -> list[str]:
     """Return the names of policies, each student after its teacher."""
     place = {name: number for number, name in enumerate(policies)}
-
-    def key(name: str) -> tuple[int, bool]:
-        teacher = policies[name].data_needs.teacher
-        return max(place[name], place.get(teacher or name, 0)), teacher is not None
-
-    return sorted(policies, key=key)
+    teachers = {name: policy.data_needs.teacher or name for name, policy in policies.items()}
+    return sorted(policies, key=lambda name: (max(place[name], place[teachers[name]]), teachers[name] != name))
 
 
 def _passes(run: Run, name: str) -> list[Pass]:

@@ -87,8 +87,7 @@ def run_recipe(recipe: Recipe, *, until: str = "report", console: Console) -> Pa
         more = f" and {len(columns) - 100:,} more" if len(columns) > 100 else ""
         say(console, f"columns kept unchanged: {', '.join(columns[:100])}{more}")
     if skipped := read["skipped"]:
-        listed = opened_run.layout.data / "skipped.txt"
-        say(console, f"skipped {counted(skipped, 'invalid row')}: {listed}")
+        say(console, f"skipped {counted(skipped, 'invalid row')}: {opened_run.layout.data / 'skipped.txt'}")
     if until == "report":
         print_findings((finding for unit in wanted for finding in findings(recipe, made[unit.name])), console)
         print_table(root, console)

@@ -120,7 +120,6 @@ def _of_log(path: Path, log: Log, reading: Reading) -> RewardTable:
 
 
 def _tool(path: Path) -> str | None:
-    """Return the name of the reader that knows a file."""
     names = {path.suffix}
     if path.suffix == ".parquet":
         with suppress(pa.ArrowException, OSError):  # of damage, which its reader tells
@@ -152,7 +151,6 @@ def _read(tool: str, path: Path, score: str | None, note: Note) -> Iterator[Samp
 
 
 def _scored(samples: Sequence[Sample], check: Callable[..., Any], note: Note) -> list[float | None]:
-    """Return the rewards that a function gives to texts."""
     from infalign.method.by_name import ByName
     from infalign.rewards.base import score
 

@@ -22,9 +22,7 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
     run = folder.parent if folder.name == "completions" else folder
     for row in rows:
         asked, said = row["prompt"], row["completion"]
-        prompt, text = (
-            asked if isinstance(asked, str) else json.dumps(asked),
-            said if isinstance(said, str) else spoken(said),
-        )
+        prompt = asked if isinstance(asked, str) else json.dumps(asked)
+        text = said if isinstance(said, str) else spoken(said)
         about = {key: value for key, value in row.items() if key not in FIXED}
         yield Sample(prompt, f"{run.name} step {row['step']}", number(row[name]), None, text, asked=asked, about=about)
