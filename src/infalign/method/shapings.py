@@ -7,7 +7,7 @@ standardized, PAR and LSC. Their spread depends on the reward model, so theory h
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,10 +39,6 @@ class Shaping(Protocol):
     def transform(self) -> Transformation | None:
         """The transformation of a shaping by the rank, None for another one."""
 
-    @property
-    def shaping(self) -> "Shaping":
-        """Itself, as a transformation has its own."""
-
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return the shaped ``rewards``, of any shape, of one prompt with sorted references; the result is finite.
 
@@ -56,10 +52,6 @@ class NotByRank:
 
     __slots__ = ()
     transform = None
-
-    @property
-    def shaping(self) -> Self:
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +149,9 @@ SPELLINGS: dict[str, Callable[..., Shaping]] = {
 
 def as_shaping(shaping: Transformation | Shaping | str) -> Shaping:
     """Return a shaping as it is, a transformation as the shaping by the rank, and what a text spells."""
-    return parse_shaping(shaping) if isinstance(shaping, str) else shaping.shaping
+    if isinstance(shaping, str):
+        return parse_shaping(shaping)
+    return Ranked(shaping) if isinstance(shaping, Transformation) else shaping
 
 
 def shape_rollouts(shaping: Shaping, rewards_PK: Array) -> Array:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Protocol, Self, TypeVar, cast
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,7 @@ LARGEST_VALUE = 1e150  # the largest in a table, so that differences and product
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Transformation(Protocol):
     """A function on [0, 1] with a name; the paper's raw Φ is ``scale`` times its value."""
 
@@ -51,10 +52,6 @@ class Transformation(Protocol):
     @property
     def is_rounded(self) -> bool:
         """Whether it has no digits of 1 − u near u = 1."""
-
-    @property
-    def shaping(self) -> "Ranked":
-        """Φ(Ĉ) as a shaping."""
 
 
 def normalized_beta(transform: Transformation, beta: float) -> float:
@@ -94,17 +91,13 @@ class Ranked:
     def scale(self) -> float:
         return self.transform.scale
 
-    @property
-    def shaping(self) -> Self:
-        return self
-
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return the normalized Φ(Ĉ); raises ConfigError too, where Φ is not finite."""
         return at_ranks(self.transform, calibrate(rewards, reference_rewards_K), reference_rewards_K.size)
 
 
 class ByRank:
-    """Base of the transformations: as a shaping, Φ of the rank."""
+    """Base of the transformations: smooth inside, and with all digits of 1 − u."""
 
     __slots__ = ()
     is_rounded: ClassVar[bool] = False
@@ -113,10 +106,6 @@ class ByRank:
     def edges(self) -> Array:
         """None besides 0 and 1."""
         return np.empty(0)
-
-    @property
-    def shaping(self) -> Ranked:
-        return Ranked(cast(Transformation, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +131,11 @@ class Log(ByRank):
 
     def __call__(self, u: ArrayLike) -> Array:
         with np.errstate(divide="ignore"):
-            phi: Array = np.log(np.asarray(u, float))
-        return phi
+            return np.asarray(np.log(np.asarray(u, float)))
 
     def drop(self, v: ArrayLike) -> Array:
         with np.errstate(divide="ignore"):
-            phi: Array = np.log1p(-np.asarray(v, float))
-        return phi
+            return np.asarray(np.log1p(-np.asarray(v, float)))
 
 
 @dataclass(frozen=True, slots=True)

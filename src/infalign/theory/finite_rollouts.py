@@ -63,9 +63,7 @@ def simulated_gaps(rollouts: int, *, prompts: int = 1000, seed: int = 0) -> Arra
     """
     if rollouts < 1 or prompts < 2:
         raise ConfigError(f"needs at least 1 rollout and 2 prompts, found {rollouts} and {prompts}")
-    lengths_PC = np.random.default_rng(seed).standard_exponential((prompts, rollouts + 1))
-    lengths_PC /= lengths_PC.sum(axis=1, keepdims=True)
-    return lengths_PC
+    return np.random.default_rng(seed).dirichlet(np.ones(rollouts + 1), prompts)
 
 
 def finite_rollouts(
