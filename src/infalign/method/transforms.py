@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -245,9 +244,9 @@ class Tabulated(ByRank):
         return self.drop(1.0 - np.asarray(u, float)) + float(self.phi[0]) / self.scale
 
     def drop(self, v: ArrayLike) -> Array:
-        v = np.asarray(v, float)
+        v, values = np.asarray(v, float), (self.phi - self.phi[0]) / self.scale
         k = np.clip(np.searchsorted(self.v, v, side="right") - 1, 0, len(self.v) - 2)
-        width, start, rise = (values[k] for values in self._pieces)
+        width, start, rise = self.v[k + 1] - self.v[k], values[k], values[k + 1] - values[k]
         x = (v - self.v[k]) / width  # in each piece's own coordinate: knots may be 1e-200 apart
         first, last = self.slope[k] / self.scale * width, self.slope[k + 1] / self.scale * width
         return np.asarray(start + x * (first + x * (3.0 * rise - 2.0 * first - last + x * (first + last - 2.0 * rise))))
@@ -256,11 +255,6 @@ class Tabulated(ByRank):
         """Return the text of a file that ``parse_transform`` reads, and so every recipe accepts."""
         columns = {column: getattr(self, column).tolist() for column in ("v", "phi", "slope")}
         return json.dumps({"name": self.name, **columns}) + "\n"
-
-    @cached_property
-    def _pieces(self) -> tuple[Array, Array, Array]:
-        values = (self.phi - self.phi[0]) / self.scale
-        return np.diff(self.v), values, np.diff(values)
 
 
 @dataclass(frozen=True)
@@ -288,11 +282,6 @@ class Function(ByRank):
         """Return Φ(1 − v) − Φ(1), or Φ(1 − v) where Φ is infinite at 1."""
         top = self(1.0)
         return self(1.0 - np.asarray(v, float)) - np.where(np.isfinite(top), top, 0.0)
-
-
-def as_transform(transform: Transformation | str) -> Transformation:
-    """Return a transformation, or the one that a text spells."""
-    return parse_transform(transform) if isinstance(transform, str) else transform
 
 
 def parse_transform(name: str) -> Transformation:

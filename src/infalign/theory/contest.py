@@ -72,7 +72,6 @@ class Contest:
         return self.procedure.quantile if rewinds(self.procedure) else 0.0
 
     def win_rate(self, policy: RankPolicy) -> float:
-        """Return W."""
         panels, s = policy.panels, policy.below
         p = self._beside_threshold(panels, policy.cdf, s)
         served = distortion(self.procedure, lambda _: s).density(p) * np.exp(policy.log_density) * panels.weight
@@ -155,7 +154,6 @@ class Contest:
         return latest
 
     def not_found(self, kl: float) -> ConfigError:
-        """Return the error for a budget out of reach."""
         return ConfigError(
             f"the optimum for {self.procedure.name} at {kl:g} nats is beyond what can be computed; give a smaller KL"
         )

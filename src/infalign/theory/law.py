@@ -15,7 +15,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.roots import LOWEST_LOG_BETA, check_strength, find_log_beta
-from infalign.method.transforms import Transformation, as_transform, normalized_beta
+from infalign.method.transforms import Transformation, normalized_beta, parse_transform
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 
@@ -94,7 +94,7 @@ def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
     >>> round(law.win_rate("best-of-4"), 4)
     0.9351
     """
-    transform = as_transform(transform)
+    transform = parse_transform(transform) if isinstance(transform, str) else transform
     check_kl(kl)
     panels = graded(edges=transform.edges)
     log_scale = np.log(transform.scale)
@@ -123,8 +123,8 @@ def training_beta(transform: Transformation | str, *, kl: float) -> float:
     >>> round(training_beta("exp:10", kl=1.0), 4)
     0.2413
     """
-    transform = as_transform(transform)
-    return normalized_beta(transform, law_at_kl(transform, kl=kl).beta)
+    law = law_at_kl(transform, kl=kl)
+    return normalized_beta(law.transform, law.beta)
 
 
 def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw:

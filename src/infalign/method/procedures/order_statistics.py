@@ -40,7 +40,6 @@ class OrderStatistics:
         check_probabilities(self.name, self.probabilities)
 
     def distortion(self, p: ArrayLike) -> Array:
-        """Return Σ_i q_i·I_p(i, N−i+1), the regularized incomplete beta function."""
         p, n = np.asarray(p, float), len(self.probabilities)
         return np.asarray(sum(q * scipy.special.betainc(i, n - i + 1, p) for i, q in self._served()))
 
