@@ -52,6 +52,7 @@ class NotByRank:
 
     __slots__ = ()
     transform = None
+    scale = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,6 @@ class Raw(NotByRank):
     """The reward as it is. A shift of all rewards changes nothing, and a scale changes nothing but β."""
 
     name = "raw"
-    scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         return _checked(rewards, reference_rewards_K)
@@ -73,7 +73,6 @@ class RawPerPrompt(NotByRank):
     """
 
     name = "raw-prompt"
-    scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         above_mean = _checked(rewards, reference_rewards_K) - reference_rewards_K.mean()
@@ -86,7 +85,6 @@ class PAR(NotByRank):
     """Preference as reward: (1/K)·Σ_i σ(r − r_i), in (0, 1) (Fu et al. 2025, arXiv 2502.18770)."""
 
     name = "par"
-    scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         return np.asarray(expit(_checked(rewards, reference_rewards_K)[..., None] - reference_rewards_K).mean(axis=-1))
@@ -101,7 +99,6 @@ class LSC(NotByRank):
     """
 
     quantile: float = 0.85
-    scale = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.quantile <= 1:

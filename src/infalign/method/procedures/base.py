@@ -128,6 +128,13 @@ def log_choose(n: ArrayLike, k: ArrayLike) -> Array:
     return np.where(n < k, -np.inf, log_ways)
 
 
+def cumulated(masses_PC: Array) -> Array:
+    """Return the sums of masses, which fill [0, 1], before the first, between them and after the last, (P, C + 1)."""
+    sums = np.pad(np.minimum(masses_PC.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))
+    sums[:, -1] = 1.0
+    return sums
+
+
 def weights_from_counts(rewards_PM: Array, served_within: Array) -> Array:
     """Spread the probability served_within[≤] − served_within[<] evenly over the samples of each tie.
 
