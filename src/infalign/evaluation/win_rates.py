@@ -55,8 +55,7 @@ def prompt_win_rates(
     policy: Samples, base: Samples, procedure: Procedure, base_procedure: Procedure | None = None
 ) -> Array:
     """Return each prompt's unbiased inference-time win rate, shape (P,): `win_rates_of` one procedure."""
-    wins_P: Array = win_rates_of(policy, base, [procedure], [base_procedure or procedure])[0]
-    return wins_P
+    return np.asarray(win_rates_of(policy, base, [procedure], [base_procedure or procedure])[0])
 
 
 def win_rates_of(
