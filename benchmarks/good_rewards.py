@@ -77,7 +77,7 @@ def theory(spearman: float, procedure: str, kl: float) -> float:
     def win_rate(transform: str) -> float:
         law = law_at_kl(transform, kl=kl)
         score = np.where(law.u < 0.5, ndtri(law.u), -ndtri(law.v))
-        mass = law.weight * law.served(served)
+        mass = law.weight * served.density(law.cdf) * law.density
         theirs = law.weight * served.density(law.u)
         wins = ndtr(rho * (score[:, None] - score) / np.sqrt(2.0 - 2.0 * rho**2))
         return float(mass @ wins @ theirs)

@@ -30,10 +30,9 @@ from infalign.method.procedures import (
     Served,
     Standard,
     WorstOfN,
-    kth_best,
     parse_procedure,
-    top_k,
 )
+from infalign.method.procedures.order_statistics import kth_best, top_k
 from infalign.method.transforms import Identity
 from infalign.theory.choose import choose
 from infalign.theory.law import aligned_law, law_at_kl

@@ -128,7 +128,7 @@ def test_ranks_have_the_beta_of_theory(kl: float) -> None:
     """With many rollouts the budget gives the β of the analytic law, times the scale where Φ is normalised."""
     rewards_PK = np.random.default_rng(0).normal(size=(2, 4000))
     for transform in (Identity(), Exponential(10)):
-        beta = budget_beta(shape_rollouts(transform.shaping, rewards_PK), kl) * transform.scale
+        beta = budget_beta(shape_rollouts(Ranked(transform), rewards_PK), kl) * transform.scale
         assert beta == pytest.approx(law_at_kl(transform, kl=kl).beta, rel=2e-3)
 
 

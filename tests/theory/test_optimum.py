@@ -15,10 +15,9 @@ from infalign.method.procedures import (
     Standard,
     WorstOfN,
     distortion,
-    kth_best,
     parse_procedure,
-    top_k,
 )
+from infalign.method.procedures.order_statistics import kth_best, top_k
 from infalign.method.transforms import Identity, Power, parse_transform
 from infalign.theory.contest import Contest
 from infalign.theory.law import aligned_law, law_at_kl

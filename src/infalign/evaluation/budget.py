@@ -21,6 +21,7 @@ from infalign.evaluation.worth import Worth, worth
 from infalign.method.calibration import Array, as_rewards
 from infalign.method.optimum import optimum
 from infalign.method.procedures import BestOfN, RankProcedure, Standard, WorstOfN
+from infalign.method.procedures.base import cumulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,7 @@ def _limits(sorted_PK: Array, procedure: RankProcedure, kls: Sequence[float]) ->
 
     def served(shaped_for: RankProcedure, kl: float) -> Array:
         laws_PK = optimum(sorted_PK, shaped_for, kl=kl, objective="reward", smoothed=False).probabilities_PK
-        cdf = np.pad(np.minimum(laws_PK.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))
-        return np.asarray((np.diff(procedure.distortion(cdf), axis=1) * sorted_PK).sum(axis=1))
+        return np.asarray((np.diff(procedure.distortion(cumulated(laws_PK)), axis=1) * sorted_PK).sum(axis=1))
 
     worths = []
     for kl in kls:

@@ -156,7 +156,7 @@ def extrapolate(counts: Counts, ks: Sequence[int], *, confidence: float = 0.95) 
     for k in ks:
         check_n(k)
         within = np.minimum(k, counts.n)
-        exact = 1.0 - np.vectorize(falling_ratio)(counts.n - counts.c, counts.n, within)
+        exact = 1.0 - falling_ratio(counts.n - counts.c, counts.n, within)
         target = np.tile(1.0 - (1.0 - RATES) ** k, (counts.sizes.size, 1))
         measured = counts.estimate(exact, target, confidence=confidence).as_dict()
         claim = "unbiased" if k <= counts.sizes[0] else "model" if k <= MODEL_UP_TO * counts.sizes[0] else "bounds"

@@ -86,13 +86,8 @@ def estimate_share(shares_P: ArrayLike, *, confidence: float = 0.95, seed: int =
     rng = np.random.default_rng(seed)
     some = np.sort(lost[lost > 0.0])
     none = int((lost == 0.0).sum())  # the weights of those at the end come in one piece
-    weighted = np.concatenate(
-        [
-            np.stack([weights @ some, weights.sum(axis=1)], axis=1)
-            for rows in chunks(WEIGHTED_MEANS, some.size + 1)
-            for weights in [rng.standard_exponential((rows.stop - rows.start, some.size))]
-        ]
-    )
+    parts, sums = chunks(WEIGHTED_MEANS, some.size + 1), np.stack([some, np.ones(some.size)], axis=1)
+    weighted = np.vstack([rng.standard_exponential((rows.stop - rows.start, some.size)) @ sums for rows in parts])
     more = rng.standard_exponential(WEIGHTED_MEANS)
     total = weighted[:, 1] + (rng.standard_gamma(none, WEIGHTED_MEANS) if none else 0.0) + more
     least = float(np.quantile(weighted[:, 0] / total, 0.5 - confidence / 2.0))

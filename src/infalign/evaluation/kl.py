@@ -91,8 +91,7 @@ def kl_from_reference_samples(
 def _log_ratio(own: Tensor, base: Tensor, drawn: Tensor) -> Array:
     """Return log π/π_ref of the tokens that were drawn, (T,)."""
     logprobs = (logits.double().log_softmax(-1).gather(-1, drawn[:, None])[:, 0] for logits in (own, base))
-    log_ratio: Array = (next(logprobs) - next(logprobs)).cpu().numpy()
-    return log_ratio
+    return np.asarray((next(logprobs) - next(logprobs)).cpu())
 
 
 def _passes(
@@ -148,8 +147,7 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
         )
     if kl_t.isnan().any():
         raise ConfigError("the model returns NaN or infinite logits; use an earlier checkpoint")
-    kls: Array = kl_t.cpu().numpy()
-    return kls
+    return np.asarray(kl_t.cpu())
 
 
 def _block_kl(policy_logits: Tensor, reference_logits: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,8 +59,7 @@ def length_controlled(
         raise _never_equal(mean)
 
     def steps(delta: Array) -> NDArray[np.intp]:
-        rounded: NDArray[np.intp] = np.rint(LENGTH_STEPS * np.tanh(delta / deviation)).astype(np.intp)
-        return rounded
+        return np.asarray(np.rint(LENGTH_STEPS * np.tanh(delta / deviation)), np.intp)
 
     x = np.arange(-LENGTH_STEPS, LENGTH_STEPS + 1) / LENGTH_STEPS
     total, won = np.zeros((2, x.size))
@@ -80,8 +79,7 @@ def length_controlled(
             [residual.sum(axis=(1, 2)), (residual * at).sum(axis=(1, 2)) / LENGTH_STEPS], axis=1
         )
     level = expit(alpha)
-    values_P: Array = level + level * (1 - level) * np.linalg.solve(curvature, scores_P2.T)[0]
-    return values_P
+    return np.asarray(level + level * (1 - level) * np.linalg.solve(curvature, scores_P2.T)[0])
 
 
 def _never_equal(difference: float) -> DataError:

@@ -37,11 +37,8 @@ class Samples:
             )
         if self.lengths is not None and self.lengths.shape != self.selected.shape:
             raise DataError(f"lengths {self.lengths.shape} must have the same shape as rewards {self.selected.shape}")
-        for name, values in (
-            ("selection reward", self.selected),
-            ("judge reward", self.judged),
-            ("length", self.lengths),
-        ):
+        arrays = {"selection reward": self.selected, "judge reward": self.judged, "length": self.lengths}
+        for name, values in arrays.items():
             if values is None:
                 continue
             if values.dtype.kind not in "biuf":

@@ -18,6 +18,7 @@ from infalign.evaluation.intervals import Estimate, estimate_share
 from infalign.evaluation.samples import Samples, chunks
 from infalign.method.calibration import Array, as_rewards, places
 from infalign.method.procedures import Procedure, RewindAndRepeat, looks_at_ranks, parse_procedure, rewinds
+from infalign.method.procedures.base import weights_from_counts
 
 KINDS_OF_BEND = 4  # powers of the threshold's error that do not move an estimate
 SPREAD = 9.0  # standard deviations of its rank from which thresholds are taken; from fewer the noise is larger
@@ -54,8 +55,7 @@ def prompt_win_rates(
     policy: Samples, base: Samples, procedure: Procedure, base_procedure: Procedure | None = None
 ) -> Array:
     """Return each prompt's unbiased inference-time win rate, shape (P,): `win_rates_of` one procedure."""
-    wins_P: Array = win_rates_of(policy, base, [procedure], [base_procedure or procedure])[0]
-    return wins_P
+    return np.asarray(win_rates_of(policy, base, [procedure], [base_procedure or procedure])[0])
 
 
 def win_rates_of(
@@ -92,7 +92,8 @@ def win_rates_of(
         ours = _served_within([pairs[i][0] for i in by_rank], policy.selected.shape[1])
         theirs = _served_within([pairs[i][1] for i in by_rank], base.selected.shape[1])
         for rows in chunks(len(policy.selected), max(ours.size, theirs.size)):
-            a_PMR, b_PBR = _weights_by_rank(policy.selected[rows], ours), _weights_by_rank(base.selected[rows], theirs)
+            a_PMR = weights_from_counts(policy.selected[rows], ours)
+            b_PBR = weights_from_counts(base.selected[rows], theirs)
             wins_RP[by_rank, rows] = _weighted_wins(policy.judged[rows], a_PMR, base.judged[rows], b_PBR)
     for i in set(range(len(pairs))).difference(by_rank):
         for rows in chunks(len(policy.selected), THRESHOLDS * max(policy.selected.shape[1], base.selected.shape[1])):
@@ -138,15 +139,6 @@ def _served_within(procedures: Sequence[Procedure], samples: int) -> Array:
     ranks = np.arange(samples)[None, :]
     weights = np.stack([procedure.weights(ranks)[0] for procedure in procedures], axis=1)
     return np.concatenate([np.zeros((1, len(procedures))), np.cumsum(weights, axis=0)])
-
-
-def _weights_by_rank(rewards_PM: Array, served_within: Array) -> Array:
-    """Return the probability that each sample is served, (P, M, procedures), shared evenly within ties."""
-    below, at_most = places(rewards_PM)
-    weights = served_within.take(at_most, axis=0)
-    weights -= served_within.take(below, axis=0)
-    weights /= (at_most - below)[:, :, None]
-    return weights
 
 
 def ways_to_serve(

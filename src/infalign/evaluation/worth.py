@@ -17,8 +17,8 @@ from infalign.core.errors import ConfigError
 from infalign.evaluation.extrapolation import RATES, Counts
 from infalign.evaluation.intervals import Estimate
 from infalign.method.calibration import Array
-from infalign.method.optimum import Classes
-from infalign.method.procedures import RankProcedure, Standard, as_procedure, looks_at_ranks
+from infalign.method.optimum import Classes, by_ranks
+from infalign.method.procedures import RankProcedure, Standard
 
 BETAS = np.exp(np.linspace(8.0, -10.0, 49))
 
@@ -56,9 +56,7 @@ def worth(
     Raises DataError for fewer responses than the procedure draws; ConfigError for a procedure that is not by rank, and
     a KL that is negative or not finite.
     """
-    served = as_procedure(procedure)
-    if not looks_at_ranks(served):
-        raise ConfigError(f"what training is worth needs a procedure by rank, not {served.name}")
+    served = by_ranks(procedure, "what training is worth")
     if not all(0.0 <= kl < np.inf for kl in kls):
         raise ConfigError(f"a KL must be finite and not negative, found {list(kls)}")
     right = [(np.arange(n) >= n - np.arange(n + 1)[:, None]).astype(float) for n in counts.sizes.tolist()]

@@ -115,10 +115,7 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
         return _ranks(rewards, references)
     if rewards.shape[:-1] != references.shape[:-1]:
         raise DataError(f"rewards have {rewards.shape[0]} prompts, references {references.shape[0]}; they must match")
-    ranks = np.empty(rewards.shape)
-    for i in range(len(rewards)):
-        ranks[i] = _ranks(rewards[i], references[i])
-    return ranks
+    return np.array([_ranks(*row) for row in zip(rewards, references, strict=True)]).reshape(rewards.shape)
 
 
 def snap_to_references(rewards: ArrayLike, sorted_reference_rewards_K: ArrayLike, tolerance: float) -> Array:

@@ -8,8 +8,8 @@ serves), has the unbiased gradient estimate Σ_i credit_i ∇log π(y_i) from an
 from the K reference rollouts: order-statistic credit, without a transformation.
 """
 
-import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, as_rewards, win
-from infalign.method.procedures import BestOfN, Extreme, WorstOfN
+from infalign.method.procedures import BestOfN, Extreme
+from infalign.method.procedures.extremes import parse
 
 GRPO_EPSILON = 1e-4  # TRL's
 
@@ -57,16 +58,14 @@ def advantages(rewards: ArrayLike, groups: ArrayLike, objective: str = "pass@8")
 
 def _objective(name: str) -> tuple[Callable[[Array], Array], int]:
     """Return how the rewards of groups of one size, (G, M), become advantages, and the smallest M."""
-    if match := re.fullmatch(r"(?:pass@|best-of-)([1-9]\d{0,8})|(?:pass\^|worst-of-)([1-9]\d{0,8})", name):
-        procedure = BestOfN(int(match[1])) if match[1] else WorstOfN(int(match[2]))
-        return lambda rewards_GM: credit(rewards_GM, procedure), max(2, procedure.n)
-    if name == "rloo":
-        return lambda rewards_GM: credit(rewards_GM, BestOfN(1)), 2
-    if name == "maxrl":
-        return _maxrl, 2
-    if name == "grpo":
-        return _grpo, 2
-    raise ConfigError(f"unknown objective {name!r}; known: pass@K, pass^K, best-of-K, worst-of-K, rloo, maxrl, grpo")
+    if procedure := BestOfN(1) if name == "rloo" else parse(name):
+        return partial(credit, procedure=procedure), max(2, procedure.n)
+    known = {"maxrl": _maxrl, "grpo": _grpo}
+    if name not in known:
+        raise ConfigError(
+            f"unknown objective {name!r}; known: pass@K, pass^K, best-of-K, worst-of-K, rloo, maxrl, grpo"
+        )
+    return known[name], 2
 
 
 def _maxrl(rewards_GM: Array) -> Array:

@@ -17,7 +17,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array, as_rewards, reward_table, stacked, tied_prompts
 from infalign.method.procedures import BestOfN, RankProcedure, Standard
 from infalign.method.shapings import Shaping, shape_rollouts
-from infalign.method.transforms import Log
+from infalign.method.transforms import Log, Ranked
 
 Measure = Literal["rollouts", "classes", "ranks"]
 MakesLaw = TypeVar("MakesLaw", bound=Callable[..., Any])
@@ -106,4 +106,4 @@ def best_of(rewards_PK: ArrayLike, n: int) -> Law:
     tied_P = tied_prompts(np.sort(rewards, axis=1))
     kl_P = np.where(tied_P, kl_div(np.exp(log_ratios_PK), 1.0).mean(axis=1), np.log(n) - (n - 1) / n)
     over: Measure = "rollouts" if tied_P.any() else "ranks"
-    return Law(log_ratios_PK, rewards, Log().shaping, 1.0 / (n - 1), float(kl_P.mean()), over)
+    return Law(log_ratios_PK, rewards, Ranked(Log()), 1.0 / (n - 1), float(kl_P.mean()), over)

@@ -25,6 +25,7 @@ from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows, stacked
 from infalign.method.laws import Law, of_rewarded
 from infalign.method.procedures import RankProcedure, Served, as_procedure, looks_at_ranks
+from infalign.method.procedures.base import cumulated
 from infalign.method.roots import check_strength, find_log_beta
 from infalign.method.shapings import NotByRank
 
@@ -54,7 +55,6 @@ class Optimal(NotByRank):
     objective: Objective = "reward"
     pair: Pair | None = None
     raised: frozenset[str] = frozenset()
-    scale = 1.0
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Optimal(NotByRank):
             return None
         objective, named, beta, failure, success, raised = match.groups()
         pair = None if failure is None else (float(failure), float(success))
-        served, digests = procedure or _by_ranks(named), frozenset(raised.split(",") if raised else ())
+        served, digests = procedure or by_ranks(named), frozenset(raised.split(",") if raised else ())
         return cls(served, float(beta), cast(Objective, objective), pair, digests)
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
@@ -147,7 +147,7 @@ def optimum(
     >>> round(float(o.probabilities_PK[0, -1]), 6), round(o.kl, 6)  # logit q = logit p + N(1 − q)^(N − 1)/β
     (0.463074, 0.174683)
     """
-    served = _by_ranks(procedure)
+    served = by_ranks(procedure)
     rewards = reward_rows(rewards_PK)
     if objective not in (None, *(known := get_args(Objective))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
@@ -230,10 +230,11 @@ def _pair_of(rewards_PK: Sequence[Array] | Array) -> Pair | None:
     return (low, high) if values <= {low, high} else None
 
 
-def _by_ranks(procedure: Served | str) -> RankProcedure:
+def by_ranks(procedure: Served | str, what: str = "the optimum") -> RankProcedure:
+    """Return a procedure by rank. Raises ConfigError, which says ``what`` needs one, for another."""
     served = as_procedure(procedure)
     if not looks_at_ranks(served):
-        raise ConfigError(f"the optimum needs a procedure by rank, not {served.name}")
+        raise ConfigError(f"{what} needs a procedure by rank, not {served.name}")
     return served
 
 
@@ -282,8 +283,8 @@ class Classes:
         p = np.stack([np.pad(each, (width - len(each), 0)) for _, each in classes])
         w = values
         if objective == "win-rate":
-            up_to = procedure.distortion(np.minimum(p.cumsum(axis=1), 1.0))
-            w = (up_to + np.pad(up_to, ((0, 0), (1, 0)))[:, :-1]) / 2.0
+            up_to = procedure.distortion(cumulated(p))
+            w = (up_to[:, 1:] + up_to[:, :-1]) / 2.0
             w = np.where(p > 0, w, np.take_along_axis(w, (p > 0).argmax(axis=1)[:, None], axis=1))
         return cls(p, values, w, of_prompt, procedure, objective)
 
@@ -319,8 +320,7 @@ class Classes:
 
     def served(self, q: Array, w: Array) -> Array:
         """Return J of policies with the masses ``q``, (L, m)."""
-        cdf = np.pad(np.minimum(q.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))
-        return np.asarray((np.diff(self.procedure.distortion(cdf), axis=1) * w).sum(axis=1))
+        return np.asarray((np.diff(self.procedure.distortion(cumulated(q)), axis=1) * w).sum(axis=1))
 
     def mean(self, of_laws: Array) -> float:
         return float(of_laws[self.of_prompt].mean())
@@ -344,14 +344,13 @@ class Classes:
         """Return the derivative of J in a response with each of ``rewards``, by the optimum of one law."""
         first = int((self.p[law] > 0).argmax())
         values, w, g = self.values[law, first:], self.w[law, first:], solved.g[law, first:]
-        below = np.append(0.0, np.minimum(solved.q[law, first:].cumsum(), 1.0))  # F_0 = 0, F_1, …, F_m = 1
-        below[-1] = 1.0
+        below = cumulated(solved.q[[law], first:])[0]  # F_0 = 0, F_1, …, F_m = 1
         place = np.searchsorted(values, rewards)  # of the first class that is not below
         known = np.append(values, np.nan)[place] == rewards
         if self.objective == "reward":
             worth = rewards
         else:
-            worth = self.procedure.distortion(np.append(0.0, np.minimum(self.p[law, first:].cumsum(), 1.0)))[place]
+            worth = self.procedure.distortion(cumulated(self.p[[law], first:])[0])[place]
         above = np.append(g, 0.0)[place] - self.procedure.density(below[place]) * (np.append(w, w[-1])[place] - worth)
         return np.where(known, np.append(g, 0.0)[place], above)
 

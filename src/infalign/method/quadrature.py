@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.polynomial.legendre import leggauss, legvander
@@ -14,6 +13,19 @@ TOLERANCE = 1e-13
 ROUNDS = 150  # an end panel shrinks 2^-8-fold a round, an inner one by a half
 MOST_PANELS = 20_000  # panels that may be added
 WORST = 1e-4  # panels with at least this share of the largest error are split together
+
+
+def _integrals(x: Array) -> Array:
+    """Return ∫_0^x of each shifted Legendre polynomial on a new last axis: ∫P_d = (P_{d+1} − P_{d−1})/(2d+1)."""
+    p = legvander(2.0 * x - 1.0, NODES).reshape(*x.shape, NODES + 1)  # a single x has no axis of its own
+    return np.append(p[..., 1:2] + 1.0, (p[..., 2:] - p[..., :-2]) / (2 * np.arange(1, NODES) + 1), axis=-1) / 2
+
+
+_ROOTS, _WEIGHTS = leggauss(NODES)
+_ROOTS = (_ROOTS - _ROOTS[::-1]) / 2  # symmetric to the last bit
+X, WEIGHT = (_ROOTS + 1) / 2, _WEIGHTS / 2  # on [0, 1]
+ANALYSIS = (legvander(_ROOTS, NODES - 1) * WEIGHT[:, None]).T * (2 * np.arange(NODES) + 1)[:, None]  # to coefficients
+CUMULATIVE = _integrals(X) @ ANALYSIS  # values at the nodes to the integral from 0 to each node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,32 +54,32 @@ class Panels:
     @property
     def weight(self) -> Array:
         """The weights of the nodes; they sum to 1."""
-        return self.width[:, None] * _rule().weight
+        return self.width[:, None] * WEIGHT
 
     def _own(self) -> Array:
-        x = _rule().x
+        x = X
         return self.start[:, None] + self.width[:, None] * np.where(self.upper[:, None], x[::-1], x)
 
     def cumulative(self, values: Array) -> Array:
         """Return the integral from 0 to every node."""
-        return self._before(values)[:, None] + self.width[:, None] * (values @ _rule().cumulative.T)
+        return self._before(values)[:, None] + self.width[:, None] * (values @ CUMULATIVE.T)
 
     def remaining(self, values: Array) -> Array:
         """Return the integral from every node to 1, without the cancellation of a difference."""
-        return self._after(values)[:, None] + self.width[:, None] * (values @ (_rule().weight - _rule().cumulative).T)
+        return self._after(values)[:, None] + self.width[:, None] * (values @ (WEIGHT - CUMULATIVE).T)
 
     def integral_to(self, values: Array, x: Array) -> Array:
         """Return the integral from 0 to each of ``x``, any shape."""
         left = np.where(self.upper, 1.0 - self.start - self.width, self.start)
         panel = np.clip(np.searchsorted(left, x, side="right") - 1, 0, len(left) - 1)
         position = np.clip((x - left[panel]) / self.width[panel], 0.0, 1.0)
-        coefficients = (values @ _rule().analysis.T)[panel]
+        coefficients = (values @ ANALYSIS.T)[panel]
         inside = (coefficients * _integrals(position)).sum(axis=-1) * self.width[panel]
         return np.asarray(self._before(values)[panel] + inside)
 
     def between(self, values: Array, parts: Array) -> tuple[Array, Array, Array]:
         """Return v, the values and their integral to 1 at ``parts`` of each panel, 0 its lower end, (panels, parts)."""
-        coefficients = values @ _rule().analysis.T
+        coefficients = values @ ANALYSIS.T
         rest = self._after(values)[:, None] + self.width[:, None] * (
             coefficients @ (_integrals(np.ones(1)) - _integrals(parts)).T
         )
@@ -88,10 +100,10 @@ class Panels:
 
         A jump between a panel's end and its first node leaves no trace in them, but the neighbors' series disagree.
         """
-        coefficients = values @ _rule().analysis.T
+        coefficients = values @ ANALYSIS.T
         left, right = coefficients @ (-1.0) ** np.arange(NODES), coefficients.sum(axis=1)
         jump = np.abs(left[1:] - right[:-1])
-        hidden = np.maximum(np.append(jump, 0.0), np.append(0.0, jump)) * _rule().x[0]
+        hidden = np.maximum(np.append(jump, 0.0), np.append(0.0, jump)) * X[0]
         return np.asarray((np.abs(coefficients[:, -2:]).sum(axis=1) + hidden) * self.width)
 
     def split(self, chosen: np.ndarray) -> "Panels":
@@ -136,31 +148,3 @@ def adapted(panels: Panels, integrands: Callable[[Panels], tuple[Array, ...]]) -
             break
         panels = panels.split(rough)
     return panels, error
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    x: Array  # nodes on [0, 1]
-    weight: Array
-    analysis: Array  # values at the nodes to Legendre coefficients
-    cumulative: Array  # values at the nodes to the integral from 0 to each node
-
-
-@cache
-def _rule() -> _Rule:
-    x, weight = leggauss(NODES)
-    x = (x - x[::-1]) / 2  # symmetric to the last bit
-    degrees = 2 * np.arange(NODES) + 1
-    analysis = (legvander(x, NODES - 1) * weight[:, None]).T * degrees[:, None] / 2
-    nodes = (x + 1) / 2
-    return _Rule(nodes, weight / 2, analysis, _integrals(nodes) @ analysis)
-
-
-def _integrals(position: Array) -> Array:
-    """Return ∫_0^x of each shifted Legendre polynomial on a new last axis: ∫P_d = (P_{d+1} − P_{d−1})/(2d+1)."""
-    x = np.asarray(position)
-    p = legvander(2.0 * x.ravel() - 1.0, NODES).reshape(*x.shape, NODES + 1)
-    integrals: Array = np.empty_like(p[..., :-1])
-    integrals[..., 0] = p[..., 1] + 1.0
-    integrals[..., 1:] = (p[..., 2:] - p[..., :-2]) / (2 * np.arange(1, NODES) + 1)
-    return integrals / 2

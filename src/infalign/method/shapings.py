@@ -7,7 +7,7 @@ standardized, PAR and LSC. Their spread depends on the reward model, so theory h
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,10 +39,6 @@ class Shaping(Protocol):
     def transform(self) -> Transformation | None:
         """The transformation of a shaping by the rank, None for another one."""
 
-    @property
-    def shaping(self) -> "Shaping":
-        """Itself, as a transformation has its own."""
-
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return the shaped ``rewards``, of any shape, of one prompt with sorted references; the result is finite.
 
@@ -56,10 +52,7 @@ class NotByRank:
 
     __slots__ = ()
     transform = None
-
-    @property
-    def shaping(self) -> Self:
-        return self
+    scale = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,6 @@ class Raw(NotByRank):
     """The reward as it is. A shift of all rewards changes nothing, and a scale changes nothing but β."""
 
     name = "raw"
-    scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         return _checked(rewards, reference_rewards_K)
@@ -81,7 +73,6 @@ class RawPerPrompt(NotByRank):
     """
 
     name = "raw-prompt"
-    scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         above_mean = _checked(rewards, reference_rewards_K) - reference_rewards_K.mean()
@@ -94,7 +85,6 @@ class PAR(NotByRank):
     """Preference as reward: (1/K)·Σ_i σ(r − r_i), in (0, 1) (Fu et al. 2025, arXiv 2502.18770)."""
 
     name = "par"
-    scale = 1.0
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         return np.asarray(expit(_checked(rewards, reference_rewards_K)[..., None] - reference_rewards_K).mean(axis=-1))
@@ -109,7 +99,6 @@ class LSC(NotByRank):
     """
 
     quantile: float = 0.85
-    scale = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.quantile <= 1:
@@ -157,7 +146,9 @@ SPELLINGS: dict[str, Callable[..., Shaping]] = {
 
 def as_shaping(shaping: Transformation | Shaping | str) -> Shaping:
     """Return a shaping as it is, a transformation as the shaping by the rank, and what a text spells."""
-    return parse_shaping(shaping) if isinstance(shaping, str) else shaping.shaping
+    if isinstance(shaping, str):
+        return parse_shaping(shaping)
+    return Ranked(shaping) if isinstance(shaping, Transformation) else shaping
 
 
 def shape_rollouts(shaping: Shaping, rewards_PK: Array) -> Array:

@@ -8,9 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Protocol, Self, TypeVar, cast
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +26,7 @@ LARGEST_VALUE = 1e150  # the largest in a table, so that differences and product
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Transformation(Protocol):
     """A function on [0, 1] with a name; the paper's raw Φ is ``scale`` times its value."""
 
@@ -51,10 +51,6 @@ class Transformation(Protocol):
     @property
     def is_rounded(self) -> bool:
         """Whether it has no digits of 1 − u near u = 1."""
-
-    @property
-    def shaping(self) -> "Ranked":
-        """Φ(Ĉ) as a shaping."""
 
 
 def normalized_beta(transform: Transformation, beta: float) -> float:
@@ -94,17 +90,13 @@ class Ranked:
     def scale(self) -> float:
         return self.transform.scale
 
-    @property
-    def shaping(self) -> Self:
-        return self
-
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return the normalized Φ(Ĉ); raises ConfigError too, where Φ is not finite."""
         return at_ranks(self.transform, calibrate(rewards, reference_rewards_K), reference_rewards_K.size)
 
 
 class ByRank:
-    """Base of the transformations: as a shaping, Φ of the rank."""
+    """Base of the transformations: smooth inside, and with all digits of 1 − u."""
 
     __slots__ = ()
     is_rounded: ClassVar[bool] = False
@@ -113,10 +105,6 @@ class ByRank:
     def edges(self) -> Array:
         """None besides 0 and 1."""
         return np.empty(0)
-
-    @property
-    def shaping(self) -> Ranked:
-        return Ranked(cast(Transformation, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +130,11 @@ class Log(ByRank):
 
     def __call__(self, u: ArrayLike) -> Array:
         with np.errstate(divide="ignore"):
-            phi: Array = np.log(np.asarray(u, float))
-        return phi
+            return np.asarray(np.log(np.asarray(u, float)))
 
     def drop(self, v: ArrayLike) -> Array:
         with np.errstate(divide="ignore"):
-            phi: Array = np.log1p(-np.asarray(v, float))
-        return phi
+            return np.asarray(np.log1p(-np.asarray(v, float)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +244,9 @@ class Tabulated(ByRank):
         return self.drop(1.0 - np.asarray(u, float)) + float(self.phi[0]) / self.scale
 
     def drop(self, v: ArrayLike) -> Array:
-        v = np.asarray(v, float)
+        v, values = np.asarray(v, float), (self.phi - self.phi[0]) / self.scale
         k = np.clip(np.searchsorted(self.v, v, side="right") - 1, 0, len(self.v) - 2)
-        width, start, rise = (values[k] for values in self._pieces)
+        width, start, rise = self.v[k + 1] - self.v[k], values[k], values[k + 1] - values[k]
         x = (v - self.v[k]) / width  # in each piece's own coordinate: knots may be 1e-200 apart
         first, last = self.slope[k] / self.scale * width, self.slope[k + 1] / self.scale * width
         return np.asarray(start + x * (first + x * (3.0 * rise - 2.0 * first - last + x * (first + last - 2.0 * rise))))
@@ -269,11 +255,6 @@ class Tabulated(ByRank):
         """Return the text of a file that ``parse_transform`` reads, and so every recipe accepts."""
         columns = {column: getattr(self, column).tolist() for column in ("v", "phi", "slope")}
         return json.dumps({"name": self.name, **columns}) + "\n"
-
-    @cached_property
-    def _pieces(self) -> tuple[Array, Array, Array]:
-        values = (self.phi - self.phi[0]) / self.scale
-        return np.diff(self.v), values, np.diff(values)
 
 
 @dataclass(frozen=True)
@@ -301,11 +282,6 @@ class Function(ByRank):
         """Return Φ(1 − v) − Φ(1), or Φ(1 − v) where Φ is infinite at 1."""
         top = self(1.0)
         return self(1.0 - np.asarray(v, float)) - np.where(np.isfinite(top), top, 0.0)
-
-
-def as_transform(transform: Transformation | str) -> Transformation:
-    """Return a transformation, or the one that a text spells."""
-    return parse_transform(transform) if isinstance(transform, str) else transform
 
 
 def parse_transform(name: str) -> Transformation:

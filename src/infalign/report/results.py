@@ -37,12 +37,11 @@ def write_results(
     served, reference = evaluated.procedures(), evaluated.judged_by("reward", "reference")
     selected = reference.selected
     policies: dict[str, Any] = {}
-    aimed: dict[str, dict[str, Array]] = {}  # win rates under the recipe's procedure
+    wins: dict[str, dict[str, dict[str, Array]]] = {}  # by policy, judge and procedure
     for step, (name, policy) in enumerate(solvers.items()):
         on_progress(step, len(solvers), name)
-        wins = evaluated.wins(name, served)
-        aimed[name] = {source: by_procedure[aim.name] for source, by_procedure in wins.items()}
-        policies[name] = _policy_numbers(evaluated, name, policy, wins)
+        wins[name] = evaluated.wins(name, served)
+        policies[name] = _policy_numbers(evaluated, name, policy, wins[name])
     results: dict[str, Any] = {
         "format": FORMAT,
         "procedure": aim.name,
@@ -51,7 +50,7 @@ def write_results(
         "samples": evaluated.samples,
         "judges": list(sources),
         "policies": policies,
-        "matched": _matched(evaluated, solvers, aimed),
+        "matched": _matched(evaluated, solvers, wins),
         "base": {
             "length": evaluated.intervals.of(evaluated.column("reference", "length").mean(axis=1)),
             "rewind_draws": evaluated.intervals.of(rewind_draws(reference, reference, evaluated.rewind)),
@@ -163,7 +162,7 @@ def at_one_kl(evaluated: ScoredSamples, solvers: Mapping[str, Solver]) -> AtOneK
 
 
 def _matched(
-    evaluated: ScoredSamples, solvers: Mapping[str, Solver], wins: dict[str, dict[str, Array]]
+    evaluated: ScoredSamples, solvers: Mapping[str, Solver], wins: dict[str, dict[str, dict[str, Array]]]
 ) -> dict[str, Any] | None:
     """Return the win rates of the methods at one KL (`AtOneKL`), and their paired differences.
 
@@ -176,7 +175,7 @@ def _matched(
     first = next(iter(solvers.values())).method
     rows: dict[str, Any] = {}
     for judge in evaluated.sources:
-        by_method = at.matched({name: by_judge[judge] for name, by_judge in wins.items()}, aim)
+        by_method = at.matched({name: by_judge[judge][aim.name] for name, by_judge in wins.items()}, aim)
         rows[judge] = {
             "win_rates": {method: m.estimate(evaluated.intervals) for method, m in by_method.items()},
             "gain_over": {

@@ -86,10 +86,6 @@ def win_rate_by_kl(
     A second judge gets open markers.
     """
     policies, procedure = results["policies"], served.name
-
-    def by(what: str, judge: str) -> str:
-        return what if len(judges) == 1 else f"{what}, {judge}"
-
     figure, axes = axes_of("KL to the reference, nats per response", f"win rate as {procedure}, %")
     for curve in curves if judges == ["reward"] else ():
         expected = [100 * law.win_rate(served) for law in curve.laws.values()]
@@ -97,7 +93,8 @@ def win_rate_by_kl(
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):
-            style = {"color": color, "markerfacecolor": fill, "label": by(name, judge)}
+            label = name if len(judges) == 1 else f"{name}, {judge}"
+            style = {"color": color, "markerfacecolor": fill, "label": label}
             _point(axes, kl, policy["win_rates"][judge][procedure], looks[name].marker, **style)
     axes.plot(0, 50, "o", color=QUIET)
     axes.annotate("reference", (0, 50), (7, -3), textcoords="offset points", color=QUIET, va="top")

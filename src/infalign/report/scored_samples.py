@@ -75,8 +75,7 @@ class ScoredSamples:
 
     def _every_row(self, model: str, column: str) -> Array:
         table = read_table(self.layout.evaluation(model) / "scores.parquet", columns=[column])
-        values: Array = table[column].to_numpy().astype(float, copy=False).reshape(-1, self.samples)
-        return values
+        return np.asarray(table[column].to_numpy(), float).reshape(-1, self.samples)
 
     def correct(self, model: str) -> Array | None:
         """Return which samples of a model are right, 1 or 0, (P, M); None if rewards are graded without a threshold."""

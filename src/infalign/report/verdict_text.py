@@ -78,19 +78,13 @@ def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
     for judge in judges:
         gains = matched["judges"][judge]["gain_over"]
         over = {called[m]: gains[m] for m in others if m in gains}
-        better = [f"{name} by {gain_in_points(e)}" for name, e in over.items() if e["low"] > 0]
-        worse = [f"{name} by {gain_in_points(e)}" for name, e in over.items() if e["high"] < 0]
         unclear = [f"{name}, {gain_in_points(e)}" for name, e in over.items() if e["low"] <= 0 <= e["high"]]
-        said = [
-            f"{way} {_listed(methods)}"
-            for way, methods in (
-                ("beats", better),
-                ("loses to", worse),
-                ("is not significantly different from", unclear),
-            )
-            if methods
-        ]
-        if said:
+        ways = {
+            "beats": [f"{name} by {gain_in_points(e)}" for name, e in over.items() if e["low"] > 0],
+            "loses to": [f"{name} by {gain_in_points(e)}" for name, e in over.items() if e["high"] < 0],
+            "is not significantly different from": unclear,
+        }
+        if said := [f"{way} {_listed(methods)}" for way, methods in ways.items() if methods]:
             yield f"{at} {SPOKEN[judge]}, {subject} {_listed(said)}."
             at, subject = "By", "it"
     compared = matched["judges"]["reward"]["win_rates"]

@@ -19,7 +19,7 @@ from infalign.method.optimum import Objective, Optimal, optimum
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
 from infalign.method.roots import check_strength, find_log_beta
 from infalign.method.shapings import Shaping, as_shaping, budget_beta, log_ratios, mean_kl, shape_rollouts
-from infalign.method.transforms import Log, Transformation
+from infalign.method.transforms import Log, Ranked, Transformation
 from infalign.theory.law import RankLaw, aligned_law, law_at_kl
 from infalign.theory.optimum import rank_optimum
 
@@ -112,7 +112,7 @@ class Best(Tilt):
     """What Best-of-``n`` serves: of continuous ranks, log at β = 1/(n − 1), a KL of log n − (n − 1)/n nats."""
 
     n: int
-    shaping: Shaping = Log().shaping
+    shaping: Shaping = field(default=Ranked(Log()))
 
     def law(self, rewards_PK: ArrayLike) -> Law:
         return best_of(rewards_PK, self.n)

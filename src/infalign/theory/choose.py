@@ -50,10 +50,6 @@ class Candidate:
     behind_error: float
     ties: bool  # whether ``behind`` is the smallest, within twice ``behind_error`` or a thousandth of 1 − W
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the numbers for JSON, with the name of the transformation."""
-        return asdict(self) | {"transform": self.transform.name}
-
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
@@ -69,9 +65,9 @@ class Ranking:
     left_out: dict[str, str]  # transformations that cannot spend the budget, and why
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything for JSON."""
-        candidates = [candidate.as_dict() for candidate in self.candidates]
-        return asdict(self) | {"candidates": candidates, "recommended": self.recommended.as_dict()}
+        """Return everything for JSON, transformations by name."""
+        of = {one.transform.name: asdict(one) | {"transform": one.transform.name} for one in self.candidates}
+        return asdict(self) | {"candidates": [*of.values()], "recommended": of[self.recommended.transform.name]}
 
 
 @dataclass(frozen=True)
@@ -195,12 +191,10 @@ def best_named(procedure: str, kl: float, rollouts: int) -> str:
 
 def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:
     most = np.max([outcome.both for outcome in outcomes], axis=0)
-    best = min(outcomes, key=lambda outcome: float((most - outcome.both).max()))
-    least, left = float((most - best.both).max()), float((1.0 - most).min())
-    top = max(outcomes, key=lambda outcome: outcome.both[0])
+    behinds = [float((most - outcome.both).max()) for outcome in outcomes]
+    top, left = max(outcomes, key=lambda outcome: outcome.both[0]), float((1.0 - most).min())
     candidates = []
-    for outcome in outcomes:
-        behind = float((most - outcome.both).max())
+    for outcome, behind in zip(outcomes, behinds, strict=True):
         error = _standard_error(top.memorizing - outcome.memorizing)
         law = law_at_kl(outcome.transform, kl=setting.kl)
         candidates.append(
@@ -212,7 +206,7 @@ def _compared(outcomes: list[_Outcome], setting: _Setting) -> list[Candidate]:
                 limit=law.win_rate(setting.procedure, setting.base),
                 behind=behind,
                 behind_error=error,
-                ties=behind - least <= max(TIE_ERRORS * error, TIE * left),
+                ties=behind - min(behinds) <= max(TIE_ERRORS * error, TIE * left),
             )
         )
     return candidates

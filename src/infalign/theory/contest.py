@@ -66,12 +66,12 @@ class Contest:
         """The 1 − u at which the density of what the base serves, or Φ, jumps."""
         return tuple({1.0 - one.quantile for one in (self.procedure, self.base) if rewinds(one)})
 
-    def rival(self, panels: Panels) -> Array:
-        """Return h₀′ at the nodes."""
-        return distortion(self.base).density(np.clip(panels.u, INSIDE, 1.0 - INSIDE))
+    @property
+    def quantile(self) -> float:
+        """What Rewind-and-Repeat compares with, 0 for other procedures."""
+        return self.procedure.quantile if rewinds(self.procedure) else 0.0
 
     def win_rate(self, policy: RankPolicy) -> float:
-        """Return W."""
         panels, s = policy.panels, policy.below
         p = self._beside_threshold(panels, policy.cdf, s)
         served = distortion(self.procedure, lambda _: s).density(p) * np.exp(policy.log_density) * panels.weight
@@ -79,7 +79,8 @@ class Contest:
 
     def gradient(self, panels: Panels, cdf: Array, below: float) -> tuple[Array, Array, float]:
         """Return Φ = ∂W/∂f with Φ(1) = 0 and Φ′ at the nodes, and how far Φ jumps at the quantile of a threshold."""
-        rival, p = self.rival(panels), self._beside_threshold(panels, cdf, below)
+        rival = distortion(self.base).density(np.clip(panels.u, INSIDE, 1.0 - INSIDE))
+        p = self._beside_threshold(panels, cdf, below)
         if not rewinds(self.procedure):
             slope = self.procedure.density(p) * rival
             return -panels.remaining(slope), slope, 0.0
@@ -127,9 +128,8 @@ class Contest:
         return np.concatenate(pieces)
 
     def _fails(self, panels: Panels) -> NDArray[np.bool_]:
-        """Return which nodes lie below the quantile that Rewind-and-Repeat compares with: none for other procedures."""
-        q = self.procedure.quantile if rewinds(self.procedure) else 0.0
-        return np.where(panels.upper[:, None], panels.v > 1.0 - q, panels.u < q)
+        """Return which nodes lie below the `quantile`."""
+        return np.where(panels.upper[:, None], panels.v > 1.0 - self.quantile, panels.u < self.quantile)
 
     def _beside_threshold(self, panels: Panels, cdf: Array, below: float) -> Array:
         """Return F within (0, 1) and on the side of ``below`` on which its rank is, whatever rounding says."""
@@ -154,7 +154,6 @@ class Contest:
         return latest
 
     def not_found(self, kl: float) -> ConfigError:
-        """Return the error for a budget out of reach."""
         return ConfigError(
             f"the optimum for {self.procedure.name} at {kl:g} nats is beyond what can be computed; give a smaller KL"
         )

@@ -1,6 +1,6 @@
 """Points of the analytic curves."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +9,7 @@ from infalign.core.errors import InfalignError
 from infalign.method.procedures import Served, Standard, rewinds
 from infalign.method.roots import check_strength
 from infalign.method.transforms import Transformation, normalized_beta, parse_transform
-from infalign.theory.law import RankLaw, aligned_law, law_at_kl
+from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import rank_optimum
 
 SWEEP = np.linspace(0.1, np.sqrt(5.0), 25) ** 2  # KL in nats; at small KL win rates rise like its square root
@@ -34,16 +34,14 @@ class Point:
     win_rate: float
     standard_win_rate: float  # both policies served by one plain draw
     error: float
-    law: RankLaw = field(repr=False)
     draws: float | None = None
     base_draws: float | None = None
     residual: float | None = None
     self_check: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers that exist, without the law, for JSON."""
-        record = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "law"}
-        return {name: value for name, value in record.items() if value is not None}
+        """Return the numbers that exist, for JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def parse_transform_or_optimum(name: str) -> TransformOrOptimum:
@@ -75,7 +73,7 @@ def curve_point(
     else:
         law = law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
         spent, wins = law.kl, law.win_rate(procedure, base)
-    name, trained, weight = transform if isinstance(transform, str) else transform.name, law.transform, law.beta
+    name = transform if isinstance(transform, str) else transform.name
     if rewinds(procedure):
         more |= {"draws": law.draws(procedure), "base_draws": float(procedure.expected_draws(procedure.quantile))}
     error = law.error + more.get("self_check", 0.0)
@@ -85,13 +83,12 @@ def curve_point(
         procedure=procedure.name,
         base=(base or procedure).name,
         transform=name,
-        beta=weight,
-        normalized_beta=normalized_beta(trained, weight),
+        beta=law.beta,
+        normalized_beta=normalized_beta(law.transform, law.beta),
         kl=spent,
         win_rate=wins,
         standard_win_rate=law.win_rate(Standard()),
         error=error,
-        law=law,
         **more,
     )
 

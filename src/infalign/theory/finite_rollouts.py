@@ -7,6 +7,7 @@ import numpy as np
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.procedures import RankProcedure, looks_at_ranks
+from infalign.method.procedures.base import cumulated
 from infalign.method.roots import find_log_beta
 from infalign.method.transforms import Transformation, at_ranks
 from infalign.theory.law import law_at_kl
@@ -37,7 +38,6 @@ class FiniteRollouts:
 
     @property
     def win_rate(self) -> float:
-        """The mean win rate."""
         return float(self.win_rates.mean())
 
     @property
@@ -63,9 +63,7 @@ def simulated_gaps(rollouts: int, *, prompts: int = 1000, seed: int = 0) -> Arra
     """
     if rollouts < 1 or prompts < 2:
         raise ConfigError(f"needs at least 1 rollout and 2 prompts, found {rollouts} and {prompts}")
-    lengths_PC = np.random.default_rng(seed).standard_exponential((prompts, rollouts + 1))
-    lengths_PC /= lengths_PC.sum(axis=1, keepdims=True)
-    return lengths_PC
+    return np.random.default_rng(seed).dirichlet(np.ones(rollouts + 1), prompts)
 
 
 def finite_rollouts(
@@ -136,7 +134,7 @@ def _step_win_rates(
     On an interval the integral lies between the two ends' h(F) times the rise of h₀. Where these are as good as equal
     their mean is taken, elsewhere Gauss's rule with ``nodes``.
     """
-    u_PE, cdf_PE = _edges(lengths_PC), _edges(masses_PC)
+    u_PE, cdf_PE = cumulated(lengths_PC), cumulated(masses_PC)
     served_PE, rise_PC = procedure.distortion(cdf_PE), np.diff(base.distortion(u_PE), axis=1)
     lost_PC = (served_PE[:, 1:] + served_PE[:, :-1]) / 2.0 * rise_PC
     unsure_PC = np.diff(served_PE, axis=1) * rise_PC
@@ -152,11 +150,3 @@ def _step_win_rates(
         )
         lost_PC[at] = lengths_PC[at] * ((procedure.distortion(cdf) * base.density(u)) @ weight)
     return np.asarray(1.0 - lost_PC.sum(axis=1))
-
-
-def _edges(values_PC: Array) -> Array:
-    """Return the ends of consecutive intervals of these lengths, which fill [0, 1], (P, C + 1)."""
-    edges = np.zeros((len(values_PC), values_PC.shape[1] + 1))
-    np.minimum(np.cumsum(values_PC, axis=1), 1.0, out=edges[:, 1:])
-    edges[:, -1] = 1.0
-    return edges

@@ -5,7 +5,6 @@ The aligned policy has density f(u) ∝ exp(Φ(u)/β) over the calibrated reward
 apart, panels are split until every integral is resolved, and a law carries the error that is left.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +15,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.roots import LOWEST_LOG_BETA, check_strength, find_log_beta
-from infalign.method.transforms import Transformation, as_transform, normalized_beta
+from infalign.method.transforms import Transformation, normalized_beta, parse_transform
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 
@@ -54,24 +53,16 @@ class RankLaw:
         """Return W = 1 − ∫ h(F(u))·h₀'(u) du against the base policy served by ``base``, by default the same."""
         served = as_procedure(procedure)
         theirs = distortion(as_procedure(base or procedure))
-        return 1.0 - self.integral(
-            lambda law: distortion(served, law.cdf_at).distortion(law.cdf) * theirs.density(law.u)
-        )
 
-    def integral(self, integrand: "Callable[[RankLaw], Array]") -> float:
-        """Return the integral over u of what ``integrand`` gives at the nodes, on panels that resolve it."""
-
-        def integrands(panels: Panels) -> tuple[Array, ...]:
-            return (integrand(_law(self.transform, self.beta, panels)).reshape(panels.weight.shape),)
+        def lost(law: RankLaw) -> Array:
+            at_nodes = distortion(served, law.cdf_at).distortion(law.cdf) * theirs.density(law.u)
+            return at_nodes.reshape(law.panels.weight.shape)
 
         law = self
-        if self.panels.tails(integrand(self).reshape(self.panels.weight.shape)).sum() > TOLERANCE:
-            law = _law(self.transform, self.beta, adapted(self.panels, integrands)[0])
-        return float(np.sum(law.weight * integrand(law)))
-
-    def served(self, procedure: Served) -> Array:
-        """Return the density of the rank that ``procedure`` serves, h'(F)·f, at the nodes."""
-        return distortion(procedure, self.cdf_at).density(self.cdf) * self.density
+        if self.panels.tails(lost(self)).sum() > TOLERANCE:
+            panels, _ = adapted(self.panels, lambda panels: (lost(_law(self.transform, self.beta, panels)),))
+            law = _law(self.transform, self.beta, panels)
+        return 1.0 - float(np.sum(law.panels.weight * lost(law)))
 
     def draws(self, procedure: RewindAndRepeat) -> float:
         """Return the expected number of draws of the policy; for the base it is ``expected_draws(quantile)``."""
@@ -103,7 +94,7 @@ def law_at_kl(transform: Transformation | str, *, kl: float) -> RankLaw:
     >>> round(law.win_rate("best-of-4"), 4)
     0.9351
     """
-    transform = as_transform(transform)
+    transform = parse_transform(transform) if isinstance(transform, str) else transform
     check_kl(kl)
     panels = graded(edges=transform.edges)
     log_scale = np.log(transform.scale)
@@ -132,8 +123,8 @@ def training_beta(transform: Transformation | str, *, kl: float) -> float:
     >>> round(training_beta("exp:10", kl=1.0), 4)
     0.2413
     """
-    transform = as_transform(transform)
-    return normalized_beta(transform, law_at_kl(transform, kl=kl).beta)
+    law = law_at_kl(transform, kl=kl)
+    return normalized_beta(law.transform, law.beta)
 
 
 def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw:
@@ -164,7 +155,12 @@ def _law(transform: Transformation, beta: float, panels: Panels, error: float = 
 
 
 def _log_density(transform: Transformation, beta: float, panels: Panels) -> Array:
-    exponent = _exponent(transform, panels) * (transform.scale / beta)
+    """Return log f at the nodes, from Φ relative to Φ(1), which may be −∞."""
+    u, top = panels.u, transform(1.0)
+    phi = np.where(panels.upper[:, None], transform.drop(panels.v), transform(u) - np.where(np.isfinite(top), top, 0.0))
+    if (bad := np.isnan(phi) | (phi == np.inf)).any():
+        raise ConfigError(f"the transformation {transform.name} is {transform(u)[bad][0]:g} at u = {u[bad][0]:.17g}")
+    exponent = phi * (transform.scale / beta)
     if exponent.max() == -np.inf:
         raise ConfigError(f"the transformation {transform.name} is −∞ everywhere")
     return normalized(exponent, panels.weight)
@@ -180,14 +176,3 @@ def information(log_density: Array) -> Array:
     """Return f log f − f + 1, which integrates to the KL without cancellation."""
     f = np.exp(log_density)
     return np.asarray(f * np.where(f > 0, log_density, 0.0) - np.expm1(log_density))
-
-
-def _exponent(transform: Transformation, panels: Panels) -> Array:
-    """Return the normalized Φ at the nodes relative to Φ(1), −∞ allowed."""
-    u = panels.u
-    top = transform(1.0)
-    phi = np.where(panels.upper[:, None], transform.drop(panels.v), transform(u) - np.where(np.isfinite(top), top, 0.0))
-    bad = np.isnan(phi) | (phi == np.inf)
-    if bad.any():
-        raise ConfigError(f"the transformation {transform.name} is {transform(u)[bad][0]:g} at u = {u[bad][0]:.17g}")
-    return phi

@@ -6,12 +6,11 @@ import numpy as np
 from scipy.optimize import brentq
 
 from infalign.core.errors import ConfigError
-from infalign.method.procedures import Served, as_procedure, rewinds
+from infalign.method.procedures import Served, as_procedure
 from infalign.method.roots import check_strength
 from infalign.method.transforms import Tabulated
 from infalign.theory.contest import Contest, RankPolicy
 from infalign.theory.law import MIN_KL, RankLaw, aligned_law, check_kl
-from infalign.theory.tabulation import table_of_knots
 
 KNOTS = np.arange(48) / 48  # of the table, in each panel of the solution
 LAST_PIECE = 1e-12  # of the table, next to u = 0, where 1 − u has no digits for a steep Φ
@@ -66,22 +65,21 @@ def certified(contest: Contest, policy: RankPolicy, name: str) -> RankOptimum:
     table = _table(contest, policy, name)
     law = aligned_law(table, beta=policy.beta)
     residual, wins = stationarity(contest, law)
-    self_check = max(abs(law.kl - policy.kl), abs(wins - contest.win_rate(policy)))
+    won = contest.win_rate(policy)
+    self_check = max(abs(law.kl - policy.kl), abs(wins - won))
     if self_check > MAX_ERROR:
         raise contest.not_found(policy.kl)
-    won = contest.win_rate(policy)
     return RankOptimum(contest.procedure, table, policy.beta, policy.kl, won, residual, self_check, law)
 
 
 def stationarity(contest: Contest, law: RankLaw) -> tuple[float, float]:
     """Return the ``residual`` (see `RankOptimum`) and the win rate of any law."""
     panels, shape = law.panels, law.panels.weight.shape
-    quantile = contest.procedure.quantile if rewinds(contest.procedure) else 0.0
     log_density, cdf = law.log_density.reshape(shape), law.cdf.reshape(shape)
-    policy = RankPolicy(panels, log_density, cdf, float(law.cdf_at(quantile)), law.beta)
+    policy = RankPolicy(panels, log_density, cdf, float(law.cdf_at(contest.quantile)), law.beta)
     misfit = log_density - contest.gradient(panels, cdf, policy.below)[0] / law.beta
     misfit -= np.sum(panels.weight * np.exp(log_density) * misfit)
-    misfit[np.abs(panels.u - quantile) < 1e-15] = 0.0  # inside the jump
+    misfit[np.abs(panels.u - contest.quantile) < 1e-15] = 0.0  # inside the jump
     return float(np.max(np.minimum(np.exp(log_density), 1.0) * np.abs(misfit))), contest.win_rate(policy)
 
 
@@ -91,14 +89,16 @@ def _table(contest: Contest, policy: RankPolicy, name: str) -> Tabulated:
     v, slopes, rest = policy.panels.between(slope, np.append(KNOTS, 1.0))
     at_edge = np.isin(v[:, -1], contest.edges)
     v[at_edge, -1] = np.nextafter(v[at_edge, -1], 1.0)
-    fails = v > 1.0 - contest.procedure.quantile if rewinds(contest.procedure) else np.zeros(v.shape, bool)
     chosen = np.ones(v.shape, bool)
     chosen[:-1, -1] = at_edge[:-1]  # elsewhere the next panel begins there
     chosen &= (v <= 1.0 - LAST_PIECE) | (v == 1.0)
-    v, phi, slopes = (x[chosen][::-1] for x in (v, -rest - np.where(fails, jump, 0.0), -slopes))
+    v, phi, slopes = (x[chosen][::-1] for x in (v, -rest - np.where(v > 1.0 - contest.quantile, jump, 0.0), -slopes))
     if (v[v < 1.0] > 1.0 - 2.0 * LAST_PIECE).any():
         slopes[v == 1.0] = 0.0
-    return table_of_knots(name, v, phi, slopes)
+    kept = np.append(True, np.diff(v) > 0)  # rounding may move knots onto their neighbors
+    kept[np.flatnonzero(kept)[-1]] = False
+    kept[-1] = True
+    return Tabulated(name, v[kept], phi[kept], slopes[kept])
 
 
 def _best_at_beta(contest: Contest, beta: float) -> RankPolicy:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import gammaln, xlog1py, xlogy
+from scipy.special import xlog1py, xlogy
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
+from infalign.method.procedures.base import log_choose
 from infalign.method.transforms import (
     Exponential,
     Identity,
@@ -19,14 +20,6 @@ from infalign.method.transforms import (
 
 ACCURACY = 1e-10  # the largest error of log f wherever there is mass
 SMOOTH_ACCURACY, SMALLEST_BETA = 1e-7, 1e-150  # the same for a smoothed Φ, at a normalized β of at least this
-
-
-def table_of_knots(name: str, v: Array, phi: Array, slope: Array) -> Tabulated:
-    """Return the table without the knots that rounding has moved onto their neighbors."""
-    kept = np.concatenate([[True], np.diff(v) > 0])
-    kept[np.flatnonzero(kept)[-1]] = False
-    kept[-1] = True
-    return Tabulated(name, v[kept], phi[kept], slope[kept])
 
 
 def tabulated(transform: Transformation, *, beta: float) -> Tabulated:
@@ -54,9 +47,8 @@ def smoothed(transform: Transformation, rollouts: int) -> Tabulated:
     drops = phi - phi[0]
 
     def chance(v: Array, draws: int) -> Array:
-        lost = np.arange(draws + 1)
-        ways = gammaln(draws + 1) - gammaln(lost + 1) - gammaln(draws - lost + 1)
-        return np.asarray(np.exp(ways + xlogy(lost, v[:, None]) + xlog1py(draws - lost, -v[:, None])))
+        lost, v = np.arange(draws + 1), v[:, None]
+        return np.asarray(np.exp(log_choose(draws, lost) + xlogy(lost, v) + xlog1py(draws - lost, -v)))
 
     def drop_and_slope(v: Array) -> tuple[Array, Array]:
         return chance(v, rollouts) @ drops, rollouts * (chance(v, rollouts - 1) @ np.diff(drops))

@@ -11,27 +11,17 @@ from contextlib import suppress
 from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
 from infalign.method.procedures import extremes, order_statistics, own, rewind, standard
-from infalign.method.procedures.base import (
-    BaseQuantile,
-    Distortion,
-    Draws,
-    Procedure,
-    RankProcedure,
-    Serving,
-    Votes,
-    looks_at_ranks,
-)
+from infalign.method.procedures.base import BaseQuantile, Draws, Procedure, RankProcedure, Votes, looks_at_ranks
 from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
 from infalign.method.procedures.mixture import Mixture, ranked, respelled, spelled_parts
-from infalign.method.procedures.order_statistics import OrderStatistics, kth_best, top_k
+from infalign.method.procedures.order_statistics import OrderStatistics
 from infalign.method.procedures.own import Own
-from infalign.method.procedures.rewind import RewindAndRepeat, Rewound, Served, distortion, rewinds
+from infalign.method.procedures.rewind import RewindAndRepeat, Served, distortion, rewinds
 from infalign.method.procedures.standard import Standard
 
 __all__ = [
     "BaseQuantile",
     "BestOfN",
-    "Distortion",
     "Draws",
     "Extreme",
     "Mixture",
@@ -39,21 +29,17 @@ __all__ = [
     "Procedure",
     "RankProcedure",
     "RewindAndRepeat",
-    "Rewound",
     "Served",
-    "Serving",
     "Standard",
     "Votes",
     "WorstOfN",
     "distortion",
     "is_extreme",
-    "kth_best",
     "looks_at_ranks",
     "own_spellings",
     "parse_procedure",
     "respelled",
     "rewinds",
-    "top_k",
 ]
 
 FAMILIES = (standard, extremes, order_statistics, rewind)

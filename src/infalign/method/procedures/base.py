@@ -115,18 +115,9 @@ def checked_samples(rewards_PM: ArrayLike, n: int, name: str) -> Array:
     return rewards
 
 
-def falling_ratio(x: ArrayLike, y: int, k: ArrayLike) -> Array:
-    """Return (x)_k/(y)_k, the chance that k draws without replacement from y all come from x of them."""
-    x, k = np.broadcast_arrays(np.asarray(x, float), np.asarray(k, float))
-    inside = (k <= x) & (k <= y)
-    with np.errstate(invalid="ignore"):
-        ratio = np.exp(
-            scipy.special.gammaln(x + 1)
-            - scipy.special.gammaln(x - k + 1)
-            - scipy.special.gammaln(y + 1.0)
-            + scipy.special.gammaln(y - k + 1)
-        )
-    return np.where(inside, ratio, 0.0)
+def falling_ratio(x: ArrayLike, y: ArrayLike, k: ArrayLike) -> Array:
+    """Return (x)_k/(y)_k, the chance that k ≤ y draws without replacement from y all come from x of them."""
+    return np.asarray(np.exp(log_choose(x, k) - log_choose(y, k)))
 
 
 def log_choose(n: ArrayLike, k: ArrayLike) -> Array:
@@ -137,7 +128,20 @@ def log_choose(n: ArrayLike, k: ArrayLike) -> Array:
     return np.where(n < k, -np.inf, log_ways)
 
 
+def cumulated(masses_PC: Array) -> Array:
+    """Return the sums of masses, which fill [0, 1], before the first, between them and after the last, (P, C + 1)."""
+    sums = np.pad(np.minimum(masses_PC.cumsum(axis=1), 1.0), ((0, 0), (1, 0)))
+    sums[:, -1] = 1.0
+    return sums
+
+
 def weights_from_counts(rewards_PM: Array, served_within: Array) -> Array:
-    """Spread the probability served_within[≤] − served_within[<] evenly over the samples of each tie."""
+    """Spread the probability served_within[≤] − served_within[<] evenly over the samples of each tie.
+
+    ``served_within`` is of the m = 0..M lowest, (M + 1, …), and the weights are (P, M, …).
+    """
     below, at_most = places(rewards_PM)
-    return np.asarray((served_within[at_most] - served_within[below]) / (at_most - below))
+    weights = served_within.take(at_most, axis=0)
+    weights -= served_within.take(below, axis=0)
+    weights.T[...] /= (at_most - below).T
+    return weights

@@ -94,9 +94,7 @@ def is_extreme(procedure: Procedure) -> TypeIs[Extreme]:
 
 def parse(name: str) -> Extreme | None:
     """Return the procedure that ``name`` spells, None if it is of another family."""
-    if match := re.fullmatch(r"(best|worst)-of-(\d+)", name):
-        return (BestOfN if match[1] == "best" else WorstOfN)(read_n(match[2]))
-    if match := re.fullmatch(r"pass([@^])(\d+)", name):
-        n = read_n(match[2])
-        return (BestOfN if match[1] == "@" else WorstOfN)(n, f"pass{match[1]}{n}")
-    return None
+    if (match := re.fullmatch(r"(best-of-|worst-of-|pass@|pass\^)(\d+)", name)) is None:
+        return None
+    n = read_n(match[2])
+    return (BestOfN if match[1] in ("best-of-", "pass@") else WorstOfN)(n, f"{match[1]}{n}")

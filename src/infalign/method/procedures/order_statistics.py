@@ -40,12 +40,8 @@ class OrderStatistics:
         check_probabilities(self.name, self.probabilities)
 
     def distortion(self, p: ArrayLike) -> Array:
-        """Return Σ_i q_i·I_p(i, N−i+1), the regularized incomplete beta function."""
-        p = np.asarray(p, float)
-        total = np.zeros_like(p)
-        for i, q in self._served():
-            total += q * scipy.special.betainc(i, len(self.probabilities) - i + 1, p)
-        return total
+        p, n = np.asarray(p, float), len(self.probabilities)
+        return np.asarray(sum(q * scipy.special.betainc(i, n - i + 1, p) for i, q in self._served()))
 
     def density(self, p: ArrayLike) -> Array:
         """Return Σ_i q_i·Beta(p; i, N−i+1)."""

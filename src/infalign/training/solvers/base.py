@@ -18,7 +18,7 @@ from infalign.core.settings import DrawCount, Kind, Positive, spelled
 from infalign.method.laws import Law
 from infalign.method.procedures import Served, Standard
 from infalign.method.shapings import parse_shaping
-from infalign.method.transforms import Identity, read_table
+from infalign.method.transforms import Identity, Ranked, read_table
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import PROMPT_EXAMPLES, Fit
 from infalign.models.tokenizers import load_tokenizer
@@ -39,7 +39,7 @@ def read_aim(name: str) -> Aim:
     """Return what a recipe's ``transform`` names; a transformation that is read from a file is named after the file."""
     if name in OPTIMA:
         return OPTIMA[name]
-    return Tilt(read_table(Path(name), name).shaping if name.endswith(".json") else parse_shaping(name))
+    return Tilt(Ranked(read_table(Path(name), name)) if name.endswith(".json") else parse_shaping(name))
 
 
 AimSetting = Annotated[Aim, *spelled(read_aim)]
@@ -198,7 +198,7 @@ class Shaped(ToBudget):
     """A solver of the KL-regularized RLHF objective, for any shaping of the reward."""
 
     transform: AimSetting = Field(
-        Tilt(Identity().shaping),
+        Tilt(Ranked(Identity())),
         description=(
             "of the rank: exp:10, log, power:7, FILE.json, …; optimal: "
             "the optimum for the procedure on the stored rewards, exact where they tie (optimal:reward or "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from infalign.method.calibration import Array, win
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
-from infalign.method.transforms import Identity
+from infalign.method.transforms import Identity, Ranked
 from infalign.theory.aims import Aim, Tilt
 from infalign.training.objectives import Examples, Objective
 from infalign.training.solvers.base import PLAIN, ToBestOfN, ToBudget
@@ -79,7 +79,7 @@ class Ipo(ToBudget, Offline):
     solver: Literal["ipo"]
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
-        return Tilt(Identity().shaping, kl=self.kl_budget, beta=self.beta)
+        return Tilt(Ranked(Identity()), kl=self.kl_budget, beta=self.beta)
 
     def objective(self, law: Law) -> Objective:
         """Return its objective, with β of the law for τ."""
