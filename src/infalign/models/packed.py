@@ -8,7 +8,7 @@ response each. Needs the ``train`` extra.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AttentionInterface, PreTrainedModel
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.models.attention import check_plain_softmax
+from infalign.models.attention import attending, attention_configs, check_plain_softmax
 from infalign.models.logits import Logits, logits_of, logprob_of
 from infalign.models.passes import BATCH_TOKENS, MAX_LOGITS, TokenIds, evaluating
 from infalign.models.top_tokens import TopTokens
@@ -305,18 +304,9 @@ def _padded(tokens: Tensor, inside: Tensor) -> Tensor:
     return rows.view(*inside.shape, *tokens.shape[1:]).transpose(1, 2)
 
 
-@contextmanager
-def packing(model: Any) -> Iterator[None]:
+def packing(model: Any) -> AbstractContextManager[None]:
     """Let ``model`` take packed batches inside the block, and only those."""
-    AttentionInterface.register(PACKED, _attend)  # no mask function with it, so models build no mask
-    configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
-    before = [config._attn_implementation for config in configs]
-    model.set_attn_implementation(PACKED)
-    try:
-        yield
-    finally:
-        for config, attention in zip(configs, before, strict=True):  # a guide's and its reference's may differ
-            config._attn_implementation = attention
+    return attending(attention_configs(model), PACKED, _attend)
 
 
 def is_packing(model: Any) -> bool:
