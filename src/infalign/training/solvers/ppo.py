@@ -39,7 +39,6 @@ class GeneralizedAdvantage(Advantages):
         self._critic = critic
 
     def start(self, loop: Loop) -> None:
-        """Prepare the critic on the device of the policy."""
         self.companion = loop.accelerator.prepare_model(self._critic.to(loop.accelerator.device))
 
     def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
