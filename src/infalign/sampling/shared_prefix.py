@@ -33,7 +33,6 @@ from infalign.sampling.prefix_cache import Layers, SharedPrefixCache, attend
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 ALTERNATIVES = (
     "; set `rollout.engine.kind: transformers`, which is slower but supports any causal language model, or serve "
     "it with vLLM and give that server's URL as the engine"
