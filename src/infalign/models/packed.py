@@ -70,7 +70,7 @@ class PackedBatch:
         prompt_of = [rows.setdefault(tuple(prompt), len(rows)) for prompt in prompts]
         tokens = [token for row in (*rows, *responses) for token in row]
         lengths = ([len(row) for row in texts] for texts in (rows, responses))
-        packed, asked, responded, of = (torch.tensor(part) for part in (tokens, *lengths, prompt_of))
+        packed, asked, responded, of = map(torch.tensor, (tokens, *lengths, prompt_of))
         batch = cls(packed, asked, responded, of)
         if stored:
             of_prompts = dict(zip(prompt_of, (states.of_prompt for states in stored), strict=True))
@@ -213,8 +213,11 @@ def packed_batches(
     completion a prompt, or a prompt is empty whose response has logits.
     """
     scored = MAX_LOGITS // model.config.get_text_config(decoder=True).vocab_size if logits else batch_tokens
-    if logits:
-        _check(prompt_ids, completion_ids)
+    if len(prompt_ids) != len(completion_ids):
+        raise DataError(f"the numbers of prompts ({len(prompt_ids)}) and completions ({len(completion_ids)}) differ")
+    for row, prompt in enumerate(prompt_ids if logits else ()):
+        if not len(prompt):
+            raise DataError(f"row {row}: the prompt has no tokens; begin it with a BOS token")
     rows, begin, packs = len(completion_ids), 0, is_packing(model)
     while begin < rows:
         prompts, responses, tokens, total, longest = list[Sequence[int]](), list[Sequence[int]](), 0, 0, 0
@@ -234,14 +237,6 @@ def packed_batches(
         rows_of = slice(begin, begin + len(responses))
         yield rows_of, PackedBatch.pack(prompts, responses, model.device, stored[rows_of])
         begin = rows_of.stop
-
-
-def _check(prompt_ids: TokenIds, completion_ids: TokenIds) -> None:
-    if len(prompt_ids) != len(completion_ids):
-        raise DataError(f"the numbers of prompts ({len(prompt_ids)}) and completions ({len(completion_ids)}) differ")
-    for row, prompt in enumerate(prompt_ids):
-        if not len(prompt):
-            raise DataError(f"row {row}: the prompt has no tokens; begin it with a BOS token")
 
 
 def response_logprobs(
