@@ -44,10 +44,8 @@ class JBOND(Advantages):
         self._anchor_responses = [loop.draw_responses(loop.ref_model, prompts) for _ in range(2)]
 
     def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
-        import torch
-
-        worst = torch.minimum(*(rewards for _, rewards in self._anchor_responses))
-        reward = WORSE_THAN_BOTH * (batch.rewards_B < worst)
+        (_, first), (_, second) = self._anchor_responses
+        reward = WORSE_THAN_BOTH * (batch.rewards_B < first.minimum(second))
         spent = batch.log_ratio_BT.sum(1)
         return loop.subtract_others_mean(JEFFREYS * (reward - spent) - loop.beta * spent)
 

@@ -43,10 +43,8 @@ class OrderStatisticCredit(Advantages):
         self._procedure = procedure
 
     def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
-        import torch
-
         groups = batch.every_reward.view(-1, loop.num_generations).double().cpu().numpy()
-        every_credit = torch.tensor(credit(groups, self._procedure).ravel(), device=batch.rewards_B.device)
+        every_credit = batch.rewards_B.new_tensor(credit(groups, self._procedure).ravel())
         return loop.local_rows(every_credit).float() - loop.beta * loop.subtract_others_mean(batch.log_ratio_BT.sum(1))
 
 
