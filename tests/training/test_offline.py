@@ -22,7 +22,7 @@ from infalign.models.settings import Fit, Lora
 from infalign.theory.aims import tilted
 from infalign.theory.law import law_at_kl
 from infalign.training.common import LossTrainer, trainer_config, with_adapter
-from infalign.training.offline_trainer import RolloutRegression, _Collator, fit_to_rollouts
+from infalign.training.offline_trainer import RolloutRegression, _collate, fit_to_rollouts
 from infalign.training.solvers.pairs import bonbon, bonbon_margin, ipo
 from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
 
@@ -87,7 +87,7 @@ def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Pat
     adapted = with_adapter(model, fit, TaskType.CAUSAL_LM)
     settings = trainer_config(TrainingArguments, fit, job_in(tmp_path))
     trainer = LossTrainer(RolloutRegression(qrpo(squared)).of_batch, model=adapted, args=settings)
-    batch = _Collator(rows)([{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
+    batch = _collate(rows, [{"rollouts": [row], "number": 0.0} for row in range(len(rows))])
     with packing(model), trainer.compute_loss_context_manager(), torch.no_grad():
         _, found = trainer.compute_loss(adapted, batch, return_outputs=True)
     assert found["log_ratio"].abs().max() == 0

@@ -19,14 +19,15 @@ from infalign.method.transforms import Exponential
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit, Lora
 from infalign.theory.aims import tilted
-from infalign.training.offline_trainer import FittedPolicy, RolloutRegression, fit_to_rollouts
+from infalign.training.common import Fitted
+from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
 from infalign.training.solvers.qrpo import qrpo
 from infalign.training.strength import Choice, choose_strength, served_gain
 
 FORMS = ("guide", "lora", "whole")
 
 
-def fitted(case: Enumerable, rows: list[dict[str, Any]], form: str, folder: Path) -> FittedPolicy:
+def fitted(case: Enumerable, rows: list[dict[str, Any]], form: str, folder: Path) -> Fitted:
     """Fit a policy of this form to rollouts, in a few steps."""
     model, tokenizer = load_policy(case.folder)
     torch.manual_seed(0)
@@ -42,7 +43,7 @@ def law(rows: list[dict[str, Any]], kl: float = 0.0) -> Law:
     return replace(tilted(rewards_PK, Exponential(4.0), beta=20.0 / Exponential(4.0).scale), kl=kl)
 
 
-def chosen(case: Enumerable, policy: FittedPolicy, rows: list[dict[str, Any]], budget: float) -> Choice:
+def chosen(case: Enumerable, policy: Fitted, rows: list[dict[str, Any]], budget: float) -> Choice:
     """Choose the strength of a policy that is served as Best-of-4."""
     return choose_strength(policy, load_policy(case.folder)[0], rows, law(rows, budget), BestOfN(4))
 

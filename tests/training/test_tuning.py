@@ -14,7 +14,8 @@ from infalign.core.errors import StoppedError
 from infalign.core.progress import OnProgress
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import TRIAL_RATES, Fit, Lora
-from infalign.training.offline_trainer import FittedPolicy, RolloutRegression, fit_to_rollouts
+from infalign.training.common import Fitted
+from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
 from infalign.training.solvers.qrpo import qrpo
 from infalign.training.tuning import fit_and_tune, trial_loss
 
@@ -26,7 +27,7 @@ def start(case: Enumerable) -> Any:
     return load_policy(case.folder)[0]
 
 
-def tuned(case: Enumerable, folder: Path, fit: Fit, report: OnProgress = quiet) -> FittedPolicy:
+def tuned(case: Enumerable, folder: Path, fit: Fit, report: OnProgress = quiet) -> Fitted:
     """Fit the reference to its rollouts."""
     rows, law = case.rollouts(16), case.law(16, "identity", 0.3)
     return fit_and_tune(LOSS, partial(start, case), rows, law, fit, job_in(folder, report))

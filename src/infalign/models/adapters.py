@@ -27,11 +27,9 @@ def adapter_base(folder: str) -> str:
         )
     revision = about.get("revision") or "main"
     if not Path(base).is_dir() and (revision != "main" or not is_hub_id(base)):
-        said = (
-            f"{folder}/adapter_config.json: base_model_name_or_path is {base}, revision {revision}, and no folder here"
-        )
         raise ConfigError(
-            f"{said}; set it to a folder with this base, as `hf download --revision` makes one of the hub"
+            f"{folder}/adapter_config.json: base_model_name_or_path is {base}, revision {revision}, and no folder "
+            "here; set it to a folder with this base, as `hf download --revision` makes one of the hub"
         )
     return base
 

@@ -211,8 +211,18 @@ def _read(
 def _read_batch(
     tokenizer: Any, batch: Sequence[Messages], tools: Tools, prompted: bool
 ) -> Iterable[_Rendered | DataError]:
+    """Return what `_read` does, with `BREAK` in each control token that a message spells.
+
+    Messages without any reach the template as they are, so that it splits and strips what their author means.
+    """
     try:
-        texts = _render(tokenizer, batch, tools, prompted)
+        guard = _guard(tokenizer, tools)
+        texts = tokenizer.apply_chat_template(
+            [[guard.message(message) for message in conversation] for conversation in batch],
+            tools=_broken(tools, guard.control) or None,
+            add_generation_prompt=prompted,
+            tokenize=False,
+        )
         return list(map(_Rendered, texts, _encode(tokenizer, texts)))
     except BaseException as error:  # a template is a program: it fails in any way, but does not leave jinja's sandbox
         if not isinstance(error, Exception) and type(error).__name__ != TOKENIZERS_PANIC:
@@ -225,20 +235,6 @@ def _read_batch(
         )
         refusal.__cause__ = error
         return [refusal]
-
-
-def _render(tokenizer: Any, conversations: Sequence[Messages], tools: Tools, prompted: bool) -> list[str]:
-    """Return conversations as the template renders them, with `BREAK` in each control token that a message spells.
-
-    Messages without any reach the template as they are, so that it splits and strips what their author means.
-    """
-    guard = _guard(tokenizer, tools)
-    return tokenizer.apply_chat_template(
-        [[guard.message(message) for message in conversation] for conversation in conversations],
-        tools=_broken(tools, guard.control) or None,
-        add_generation_prompt=prompted,
-        tokenize=False,
-    )
 
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
@@ -276,26 +272,15 @@ def _breaking_tokenizer(tokenizer: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Guard:
-    """The control tokens of a tokenizer with one template: which ones messages may not write."""
+    """The control tokens of a tokenizer with one template: which ones messages may not write.
+
+    Control tokens are the special tokens, and other added tokens that the template spells. Those around turns are BOS,
+    EOS, padding, and what the template writes in a conversation, but for the marks of thoughts.
+    """
 
     template: str
     control: re.Pattern[str]  # not by users, systems and tools
     structure: re.Pattern[str]  # nor by the assistant: those around turns
-
-    @classmethod
-    def of(cls, tokenizer: Any, template: str) -> "_Guard":
-        """Return the guard of a template.
-
-        Control tokens are the special tokens, and other added tokens that the template spells. Those around turns are
-        BOS, EOS, padding, and what the template writes in a conversation, but for the marks of thoughts.
-        """
-        added = tokenizer.added_tokens_decoder.values()
-        control = _pattern(t.content for t in added if t.special or (t.content in template and t.content.strip()))
-        around = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
-        probe = [{"role": role, "content": BREAK} for role in ("user", "assistant", "user", "assistant")]
-        with suppress(Exception):  # there are templates that refuse it
-            around |= {*control.findall(tokenizer.apply_chat_template(probe, chat_template=template, tokenize=False))}
-        return cls(template, control, _pattern(token for token in around if "think" not in token.lower()))
 
     def message(self, message: Message) -> Message:
         pattern = self.structure if message["role"] == "assistant" else self.control
@@ -307,8 +292,16 @@ _GUARDS = WeakKeyDictionary[Any, _Guard]()
 
 def _guard(tokenizer: Any, tools: Tools = None) -> _Guard:
     template = tokenizer.get_chat_template(tools=tools)
-    if tokenizer not in _GUARDS or _GUARDS[tokenizer].template != template:
-        _GUARDS[tokenizer] = _Guard.of(tokenizer, template)
+    if tokenizer in _GUARDS and _GUARDS[tokenizer].template == template:
+        return _GUARDS[tokenizer]
+    added = tokenizer.added_tokens_decoder.values()
+    control = _pattern(t.content for t in added if t.special or (t.content in template and t.content.strip()))
+    around = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
+    probe = [{"role": role, "content": BREAK} for role in ("user", "assistant", "user", "assistant")]
+    with suppress(Exception):  # there are templates that refuse it
+        around |= {*control.findall(tokenizer.apply_chat_template(probe, chat_template=template, tokenize=False))}
+    structure = _pattern(token for token in around if "think" not in token.lower())
+    _GUARDS[tokenizer] = _Guard(template, control, structure)
     return _GUARDS[tokenizer]
 
 

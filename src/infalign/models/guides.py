@@ -59,7 +59,6 @@ class OwnVocabularyHead(Head):
         self.embedding = nn.Parameter(torch.zeros(reference.config.vocab_size, reference.config.hidden_size))
 
     def start(self, output: nn.Linear) -> None:
-        """Make Q zero and copy E."""
         super().start(output)
         self.embedding.copy_(output.weight)
 
@@ -75,7 +74,6 @@ class TopTokenHead(Head):
         self.others, self.count = nn.Linear(hidden_size, 1), count
 
     def guided_logits(self, last: Tensor, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Return the reference's logits + Q, the same for all tokens but the likeliest."""
         logits: Tensor = output(last)
         top, ids = logits.topk(min(self.count, logits.shape[-1]))
         q = embedding_products(self.linear(hidden).flatten(0, -2), ids.flatten(0, -2), output.weight).view(ids.shape)

@@ -22,7 +22,6 @@ from torch.nn.functional import linear
 TOKENS_PER_BLOCK = 256  # at a time
 _heads_before_more: WeakSet[nn.Module] = WeakSet()  # heads after which a model does something to the logits
 
-
 Slope = Callable[[], Tensor]
 Measure = Callable[[Tensor, slice], tuple[Tensor, Slope]]
 """Of the logits (t, V) of some tokens, at least float32, and where these are: numbers (t,), and their slope (t, V)."""

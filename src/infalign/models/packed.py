@@ -8,7 +8,7 @@ response each. Needs the ``train`` extra.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AttentionInterface, PreTrainedModel
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.models.attention import check_plain_softmax
+from infalign.models.attention import attending, attention_configs, check_plain_softmax
 from infalign.models.logits import Logits, logits_of, logprob_of
 from infalign.models.passes import BATCH_TOKENS, MAX_LOGITS, TokenIds, evaluating
 from infalign.models.top_tokens import TopTokens
@@ -71,7 +70,7 @@ class PackedBatch:
         prompt_of = [rows.setdefault(tuple(prompt), len(rows)) for prompt in prompts]
         tokens = [token for row in (*rows, *responses) for token in row]
         lengths = ([len(row) for row in texts] for texts in (rows, responses))
-        packed, asked, responded, of = (torch.tensor(part) for part in (tokens, *lengths, prompt_of))
+        packed, asked, responded, of = map(torch.tensor, (tokens, *lengths, prompt_of))
         batch = cls(packed, asked, responded, of)
         if stored:
             of_prompts = dict(zip(prompt_of, (states.of_prompt for states in stored), strict=True))
@@ -214,8 +213,11 @@ def packed_batches(
     completion a prompt, or a prompt is empty whose response has logits.
     """
     scored = MAX_LOGITS // model.config.get_text_config(decoder=True).vocab_size if logits else batch_tokens
-    if logits:
-        _check(prompt_ids, completion_ids)
+    if len(prompt_ids) != len(completion_ids):
+        raise DataError(f"the numbers of prompts ({len(prompt_ids)}) and completions ({len(completion_ids)}) differ")
+    for row, prompt in enumerate(prompt_ids if logits else ()):
+        if not len(prompt):
+            raise DataError(f"row {row}: the prompt has no tokens; begin it with a BOS token")
     rows, begin, packs = len(completion_ids), 0, is_packing(model)
     while begin < rows:
         prompts, responses, tokens, total, longest = list[Sequence[int]](), list[Sequence[int]](), 0, 0, 0
@@ -235,14 +237,6 @@ def packed_batches(
         rows_of = slice(begin, begin + len(responses))
         yield rows_of, PackedBatch.pack(prompts, responses, model.device, stored[rows_of])
         begin = rows_of.stop
-
-
-def _check(prompt_ids: TokenIds, completion_ids: TokenIds) -> None:
-    if len(prompt_ids) != len(completion_ids):
-        raise DataError(f"the numbers of prompts ({len(prompt_ids)}) and completions ({len(completion_ids)}) differ")
-    for row, prompt in enumerate(prompt_ids):
-        if not len(prompt):
-            raise DataError(f"row {row}: the prompt has no tokens; begin it with a BOS token")
 
 
 def response_logprobs(
@@ -305,18 +299,9 @@ def _padded(tokens: Tensor, inside: Tensor) -> Tensor:
     return rows.view(*inside.shape, *tokens.shape[1:]).transpose(1, 2)
 
 
-@contextmanager
-def packing(model: Any) -> Iterator[None]:
+def packing(model: Any) -> AbstractContextManager[None]:
     """Let ``model`` take packed batches inside the block, and only those."""
-    AttentionInterface.register(PACKED, _attend)  # no mask function with it, so models build no mask
-    configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
-    before = [config._attn_implementation for config in configs]
-    model.set_attn_implementation(PACKED)
-    try:
-        yield
-    finally:
-        for config, attention in zip(configs, before, strict=True):  # a guide's and its reference's may differ
-            config._attn_implementation = attention
+    return attending(attention_configs(model), PACKED, _attend)
 
 
 def is_packing(model: Any) -> bool:

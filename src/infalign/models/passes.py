@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 TokenIds = Sequence[Sequence[int]]
 IGNORED = -100  # the label of a token that is not scored: prompt and padding, as everywhere in transformers
 BATCH_TOKENS = 16384  # of a forward pass

@@ -114,10 +114,7 @@ def checked_rewards(
             problem = f"found {float(value):g}; rewards must be finite and at most {LARGEST:g}: fix or scale them"
         if problem is not None:
             raise DataError(f"reward {name}, row {row} (prompt {prompt_id(prompt)}): {problem}")
-    return [
-        math.nan if value is None else float(value) if isinstance(value, bool | np.bool_) else value
-        for value in rewards
-    ]
+    return [math.nan if value is None else float(value) for value in rewards]
 
 
 def check_left_out(prompts: Sequence[list[Message]], rewards: Array, *, name: str) -> None:

@@ -72,11 +72,7 @@ class ClassifierReward:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        batch_tokens: int = BATCH_TOKENS,
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_tokens: int = BATCH_TOKENS
     ) -> None:
         name = model.config.name_or_path or type(model).__name__
         config = model.config.get_text_config()

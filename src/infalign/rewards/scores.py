@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +68,7 @@ def score_to(
             continue
         if shard.parent == directory:
             first = 1 + int(shard.stem.removeprefix("part-"))
-        identities, texts, given = _columns(table, "prompt_id", "response", "reward")
+        identities, texts, given = (column_values(table, name) for name in ("prompt_id", "response", "reward"))
         stored = np.array(list(map(_key, identities, texts)), key_R.dtype)
         _, hits, places = np.intersect1d(key_D, stored, return_indices=True)
         rewards_D[hits], known_D[hits] = np.array(given, float)[places], True
@@ -162,7 +161,7 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
     if shard is None:
         return
     first = read_table(shard).slice(0, CHECKED_AGAIN)
-    prompts, (texts, before) = prompts_of(first), _columns(first, "response", "reward")
+    prompts, texts, before = prompts_of(first), column_values(first, "response"), column_values(first, "reward")
     kept = column_values(first, "columns") if "columns" in first.column_names else None
     now = score(reward.function, prompts, texts, columns=kept, name=reward.name)
     known = np.array(before, float)
@@ -177,10 +176,6 @@ def check_unchanged(reward: NamedReward, shards: Iterable[Path]) -> None:
             "before; restore that one (a function must be deterministic), or score everything again under another "
             "name, such as a url with ?revision=2"
         )
-
-
-def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
-    return [column_values(table, name) for name in names]
 
 
 def _made_by(table: pa.Table) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from infalign.core.errors import DataError
@@ -19,7 +19,7 @@ from infalign.rewards.base import Batch, checked_rewards
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
+_Request = tuple[int, int, list[list[Message]], list[str]]  # rows: number of their batch, first of them, what they hold
 ROW_BYTES = 1_000_000  # of an answer for each row, at most; one of a server that repeats the text takes some thousand
 
 
@@ -83,15 +83,6 @@ def openrlhf_protocol(tokenizer: PreTrainedTokenizerBase, rows: int) -> RewardPr
     return RewardProtocol(rows, 16, "JSON object with `rewards`", body, lambda answer: answer["rewards"])
 
 
-class _Request(NamedTuple):
-    """Rows of a batch, ``first`` and those that follow it."""
-
-    number: int  # of the batch
-    first: int
-    prompts: list[list[Message]]
-    responses: list[str]
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteReward:
     """A reward model behind HTTP, with the protocol that its URL tells (`is_vllm`); the guide shows examples.
@@ -136,7 +127,7 @@ class RemoteReward:
                 by_batch[number] = {first: [] for first in range(0, len(responses), protocol.rows)}
                 for first in by_batch[number]:
                     rows = slice(first, first + protocol.rows)
-                    yield _Request(number, first, list(prompts[rows]), list(responses[rows]))
+                    yield number, first, list(prompts[rows]), list(responses[rows])
 
         async def ask(post: Post, request: _Request) -> list[float]:
             _, first, prompts, responses = request
@@ -150,9 +141,9 @@ class RemoteReward:
             return checked_rewards(rewards, prompts, first=first, name=name)
 
         with closing(server.answers(ask, requests())) as answered:
-            for request, given in answered:
-                parts = by_batch[request.number]
-                parts[request.first] = given
+            for (number, first, *_), given in answered:
+                parts = by_batch[number]
+                parts[first] = given
                 if all(parts.values()):
-                    del by_batch[request.number]
-                    yield request.number, [reward for part in parts.values() for reward in part]
+                    del by_batch[number]
+                    yield number, [reward for part in parts.values() for reward in part]

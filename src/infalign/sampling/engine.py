@@ -27,7 +27,6 @@ from infalign.models.settings import Compute
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 CDF_BLOCK = 64
 GREEDY = 1e9  # times the logits: only the likeliest token has a chance
 UNDEFINED_POLICY = "the model returns NaN or infinite logits; use an earlier checkpoint"

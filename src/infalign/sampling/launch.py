@@ -67,7 +67,9 @@ def serving(command: str, model: str, dtype: str) -> Iterator[Started]:
     or does not answer within half an hour. What this process keeps of a GPU's memory for later is given back first.
     """
     free_memory()
-    port = _free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]  # is free
     values = {"{model}": model, "{port}": str(port), "{dtype}": dtype, "{seed}": str(secrets.randbelow(2**31))}
     words = [reduce(lambda text, name: text.replace(name, values[name]), values, w) for w in shlex.split(command)]
     with tempfile.NamedTemporaryFile(prefix="infalign-server-", suffix=".log", delete=False) as output:
@@ -123,9 +125,3 @@ def _wait_until_ready(started: Started) -> None:
     raise PartialError(
         f"the server at {started.url} did not answer within {START_SECONDS / 60:.0f} minutes; see {started.log}"
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

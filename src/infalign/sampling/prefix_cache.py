@@ -73,7 +73,8 @@ class SharedPrefixCache:
         """Append one token to each row of a layer; `attend` reads the blocks, so only the new token is returned."""
         blocks, place = self.suffix[layer_idx], self.length % SUFFIX_BLOCK
         if place == 0:
-            blocks.append((_empty_block(key), _empty_block(value)))
+            shape = (*key.shape[:2], SUFFIX_BLOCK)
+            blocks.append((key.new_zeros(*shape, key.shape[3]), value.new_zeros(*shape, value.shape[3])))
         for block, new in zip(blocks[-1], (key, value), strict=True):
             block[:, :, place] = new[:, :, 0]
         return key, value
@@ -100,10 +101,6 @@ class SharedPrefixCache:
         before, own = (torch.arange(int(most.max()), device=most.device) for most in (tokens, first))
         masked = torch.cat([before >= tokens, own < first], dim=1)
         self.masked = masked[:, None, None] if masked.any() else None
-
-
-def _empty_block(new: Tensor) -> Tensor:
-    return new.new_zeros(*new.shape[:2], SUFFIX_BLOCK, new.shape[3])
 
 
 def _grown(block: Tensor, count: int) -> Tensor:

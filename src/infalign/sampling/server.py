@@ -6,12 +6,11 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from infalign.core.errors import ConfigError
 from infalign.core.http import RETRY_SECONDS, Post, Server, api_key, checked_url, checked_variable, quote_answer
@@ -29,7 +28,7 @@ from infalign.sampling.engine import (
     check_not_empty,
     stream_key,
 )
-from infalign.sampling.launch import Started, serving
+from infalign.sampling.launch import serving
 
 IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
 SEEDS = 2**53  # below it every JSON reader keeps an integer as it is
@@ -41,20 +40,15 @@ SECRET_WORD = re.compile(  # an option, a variable that is set, a header
     re.IGNORECASE,
 )
 
-
 Tokens = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
-class _Logprobs(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _Logprobs(BaseModel, strict=True):
     token_logprobs: list[float] | None = None
 
 
-class _Choice(BaseModel):
+class _Choice(BaseModel, strict=True):
     """A response as servers give it; other fields are not read."""
-
-    model_config = ConfigDict(strict=True)
 
     finish_reason: str | None = None
     token_ids: Tokens | None = None
@@ -104,11 +98,7 @@ class ServerEngine:
 
     def sample_each(self, asked: Iterable[Asked]) -> Generator[tuple[Asked, list[Response]]]:
         """Yield each of ``asked`` with its responses, as they come; raises as `sample`, after those under way."""
-
-        async def ask(post: Post, one: Asked) -> list[Response]:
-            return await self._complete(post, *one, self.sampling)
-
-        return self.server.answers(ask, asked)
+        return self.server.answers(self._complete, asked)
 
     async def drawn(self, asked: Asked) -> list[Response]:
         """Return the responses to one prompt, asked for in the caller's event loop; raises as `sample`.
@@ -116,7 +106,7 @@ class ServerEngine:
         If the caller's task is cancelled, the connection is closed, by which a server knows to stop.
         """
         async with self.server.posting() as post:
-            return await self._complete(post, *asked, self.sampling)
+            return await self._complete(post, asked)
 
     def check(self, prompt_ids: Sequence[int]) -> None:
         """Draw eight responses to a prompt. Raises `ConfigError` if they lack log-probabilities, and as `sample`."""
@@ -126,8 +116,9 @@ class ServerEngine:
                 "returns them, such as vLLM"
             )
 
-    async def _complete(self, post: Post, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Response]:
-        """Return rollouts number ``indices``, repeating the request for those that an answer lacks."""
+    async def _complete(self, post: Post, asked: Asked) -> list[Response]:
+        """Return the rollouts of a prompt, repeating the request for those that an answer lacks."""
+        (prompt, indices), sampling = asked, self.sampling
         check_not_empty(prompt.token_ids, prompt.prompt_id)
         responses: list[Response] = []
         while missing := indices[len(responses) :]:
@@ -159,7 +150,7 @@ class ServerEngine:
             if not 1 <= len(choices) <= len(missing):
                 raise ConfigError(f"{url} returned {len(choices)} responses instead of {len(missing)}")
             for choice in choices:
-                if problem := self._problem(choice, prompt.token_ids, sampling.max_new_tokens):
+                if problem := self._problem(choice, prompt.token_ids):
                     raise ConfigError(f"{url} {problem}")
             responses += map(self._response, choices)
         ids = [response.token_ids for response in responses]
@@ -172,8 +163,9 @@ class ServerEngine:
             )
         return responses
 
-    def _problem(self, choice: _Choice, prompt_ids: Sequence[int], longest: int) -> str | None:
-        """Return what is wrong with a response to a prompt, at most this many tokens long."""
+    def _problem(self, choice: _Choice, prompt_ids: Sequence[int]) -> str | None:
+        """Return what is wrong with a response to a prompt."""
+        longest = self.sampling.max_new_tokens
         ids, finish, logprobs = choice.token_ids, choice.finish_reason, choice.logprobs
         if not ids:
             return (
@@ -245,7 +237,6 @@ class Settings(EngineSettings):
     api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
         None, description="environment variable that holds the server's API key"
     )
-
     seed: Literal["request", "none"] = Field(
         "request", description="whether each request has a seed; vLLM on a CPU needs `none`"
     )
@@ -263,19 +254,17 @@ class Settings(EngineSettings):
     @contextmanager
     def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[ServerEngine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
-        engine = partial(
-            ServerEngine,
-            model=model,
-            vocabulary=vocabulary_of(model),
-            sampling=sampling,
-            api_key_env=self.api_key_env,
-            in_flight=self.in_flight,
+        engine = ServerEngine(
+            self.url,
+            model,
+            vocabulary_of(model),
+            sampling,
+            self.api_key_env,
+            self.in_flight,
             seeded=self.seed == "request",
         )
-        own = self.command
-        opening: AbstractContextManager[Started | None]
-        opening = nullcontext() if own is None else serving(own, model, compute.dtype)
-        with opening as started:
-            opened = engine(self.url) if started is None else engine(started.url, watch=started.check)
-            opened.check(probe.token_ids)
-            yield opened
+        with nullcontext() if self.command is None else serving(self.command, model, compute.dtype) as started:
+            if started is not None:
+                engine = replace(engine, url=started.url, watch=started.check)
+            engine.check(probe.token_ids)
+            yield engine

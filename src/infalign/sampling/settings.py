@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 else:
     AnyEngine = one_of(KINDS, key="kind", default="shared-prefix")
 
-
 MOST_PROMPTS, AUTO_MINUTES = 4000, 10.0
 NUMBER_OR_AUTO = {"anyOf": [{"type": "integer", "minimum": 4}, {"type": "string", "const": "auto"}]}
 

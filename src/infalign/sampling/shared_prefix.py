@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.core.errors import ConfigError, first_line
-from infalign.models.attention import unsupported_layers
+from infalign.models.attention import attending, attention_configs, unsupported_layers
 from infalign.models.policy import AnyModel, loaded
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
@@ -18,6 +18,7 @@ from infalign.sampling.engine import (
     Draw,
     Engine,
     EngineSettings,
+    OpenEngine,
     Prompt,
     Response,
     Sampling,
@@ -31,7 +32,6 @@ from infalign.sampling.prefix_cache import Layers, SharedPrefixCache, attend
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 ALTERNATIVES = (
     "; set `rollout.engine.kind: transformers`, which is slower but supports any causal language model, or serve "
@@ -69,7 +69,7 @@ class SharedPrefixBatch:
         self._absent = self.vocabulary.absent_on(model.device)
         self.rows: list[Row] = []  # with some that have ended: compacting the cache is costly
         self._cache = SharedPrefixCache()
-        self._configs = _configs(model)
+        self._configs = attention_configs(model)
         self._logits: Tensor  # rows × V, after the last token of each row
         self._check()
 
@@ -157,7 +157,7 @@ class SharedPrefixBatch:
         device, cache = self._logits.device, self._cache
         tokens = [row.token_ids[-1] for row in self.rows]
         positions = [row.prompt_tokens + len(row.token_ids) - 1 for row in self.rows]
-        with self._attention():
+        with attending(self._configs, "infalign_shared_prefix", attend):
             out = self.model(
                 input_ids=torch.tensor(tokens, device=device)[:, None],
                 position_ids=torch.tensor(positions, device=device)[:, None],
@@ -203,24 +203,6 @@ class SharedPrefixBatch:
             wrong = f"{name} gives other logits with a shared prefix (relative gap {gap:.1e})"
             raise SharedPrefixError(f"{wrong}{ALTERNATIVES}")
 
-    @contextmanager
-    def _attention(self) -> Iterator[None]:
-        """Let the model attend by `attend` inside the block.
-
-        No mask function is registered with it, so models build no mask; `attend` knows how long each prompt is.
-        """
-        from transformers import AttentionInterface
-
-        AttentionInterface.register("infalign_shared_prefix", attend)
-        before = [config._attn_implementation for config in self._configs]
-        try:
-            for config in self._configs:
-                config._attn_implementation = "infalign_shared_prefix"
-            yield
-        finally:
-            for config, name in zip(self._configs, before, strict=True):
-                config._attn_implementation = name
-
 
 class SharedPrefixEngine(Engine):
     """Draws the rollouts of a run by `SharedPrefixBatch`: those of one call begin together."""
@@ -240,11 +222,6 @@ class SharedPrefixEngine(Engine):
         return self.batch.responses(rows)
 
 
-def _configs(model: Any) -> list[Any]:
-    configs = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
-    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
-
-
 def _prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Layers]:
     """Return the logits after the prompt (1 × V) and its keys and values, by the model's normal attention."""
     import torch
@@ -261,7 +238,6 @@ class Settings(EngineSettings):
 
     kind: Literal["shared-prefix"] = "shared-prefix"
 
-    @contextmanager
-    def open(self, model: AnyModel, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
-        """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
-        yield SharedPrefixEngine(*loaded(model, compute), sampling)
+    def open(self, model: AnyModel, sampling: Sampling, compute: Compute, probe: Prompt) -> OpenEngine:
+        """Return the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
+        return nullcontext(SharedPrefixEngine(*loaded(model, compute), sampling))

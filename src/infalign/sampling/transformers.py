@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from infalign.sampling.engine import (
     Draw,
     Engine,
     EngineSettings,
+    OpenEngine,
     Prompt,
     Response,
     Sampling,
@@ -94,7 +95,6 @@ class Settings(EngineSettings):
 
     kind: Literal["transformers"] = "transformers"
 
-    @contextmanager
-    def open(self, model: AnyModel, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[Engine]:
-        """Yield the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
-        yield TransformersEngine(*loaded(model, compute), sampling)
+    def open(self, model: AnyModel, sampling: Sampling, compute: Compute, probe: Prompt) -> OpenEngine:
+        """Return the engine on the loaded model. Raises ConfigError for a model that it cannot sample from."""
+        return nullcontext(TransformersEngine(*loaded(model, compute), sampling))

@@ -52,16 +52,14 @@ def find_complete_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 
     A checkpoint is complete if every file that its seal lists has the recorded size and hash.
     """
-    complete: dict[int, Path] = {}
-    incomplete: list[str] = []
-    for step, checkpoint in _checkpoints(folder):
-        flaw = _find_flaw(checkpoint)
-        if flaw is None:
-            complete[step] = checkpoint
-        else:
+    newest, incomplete = None, list[str]()
+    for _, checkpoint in _checkpoints(folder):
+        if flaw := _find_flaw(checkpoint):
             incomplete.append(f"{checkpoint.name}: {flaw}")
             shutil.rmtree(checkpoint)
-    return (complete[max(complete)] if complete else None), incomplete
+        else:
+            newest = checkpoint
+    return newest, incomplete
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypeVar
@@ -154,11 +154,12 @@ class LossTrainer(Trainer):
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A trained model that is still in memory, and the log of its training."""
+    """A trained model that is still in memory, the log of its training, and its `starting_weights`."""
 
     model: Any
     history: list[dict[str, Any]]
     model_dir: Path
+    start: dict[str, Tensor] = field(default_factory=dict)  # of an offline policy
 
     def save(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
         """Save the model, a LoRA adapter both merged and apart, and return the log. Only the first process writes."""

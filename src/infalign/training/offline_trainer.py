@@ -3,9 +3,10 @@
 The caller chooses the loss: `RolloutRegression`, or `Distillation`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby
 from math import ceil
 from operator import itemgetter
@@ -30,6 +31,7 @@ from infalign.training.common import Fitted, LossTrainer, run_training, starting
 from infalign.training.objectives import Objective
 from infalign.training.output_folder import Job
 
+Rows = Sequence[dict[str, Any]]  # rollouts, as `fit_to_rollouts` takes them
 VALIDATED = {
     "eval_strategy": "steps",
     "eval_steps": 0.2,
@@ -73,21 +75,9 @@ class Distillation:
         return kl_B.mean(), {"kl": kl_B}
 
 
-@dataclass(frozen=True, slots=True)
-class FittedPolicy(Fitted):
-    """A fitted policy, and what those of its weights that a strength scales (`strength`) were at the start."""
-
-    start: dict[str, Tensor]
-
-
 def fit_to_rollouts(
-    loss: RolloutRegression | Distillation,
-    model: PreTrainedModel,
-    rollouts: Sequence[dict[str, Any]],
-    law: Law,
-    settings: Fit,
-    job: Job,
-) -> FittedPolicy:
+    loss: RolloutRegression | Distillation, model: PreTrainedModel, rollouts: Rows, law: Law, fit: Fit, job: Job
+) -> Fitted:
     """Fit a policy to a ``law`` of ``rollouts``.
 
     A rollout has prompt_id, prompt_ids, completion_ids and reference_logprob; those of one prompt are consecutive, and
@@ -97,31 +87,30 @@ def fit_to_rollouts(
     when a policy goes too far in the right direction, which its strength corrects. Every epoch makes new examples and
     pairs.
     """
-    training, evaluation = _examples(loss.objective, _by_prompt(rollouts, law), settings, job.seed)
+    training, evaluation = _examples(loss.objective, *split_prompts(rollouts, law), fit, job.seed)
     models = (model,) if loss.teacher is None else (model, loss.teacher)
     if any(isinstance(one, GuidedForCausalLM) and not can_pack(one) for one in models):
         raise ConfigError("a guide's model has layers without full attention; leave guide out")
     passes = [*map(packing_if_possible, models)]
-    adapted = with_adapter(model, settings, TaskType.CAUSAL_LM)
+    adapted = with_adapter(model, fit, TaskType.CAUSAL_LM)
     start = starting_weights(adapted)
     trainer = LossTrainer(
         loss.of_batch,
         model=adapted,
-        args=trainer_config(TrainingArguments, settings, job, **VALIDATED),
+        args=trainer_config(TrainingArguments, fit, job, **VALIDATED),
         train_dataset=training,
         eval_dataset=evaluation,
-        data_collator=_Collator(rollouts),
+        data_collator=partial(_collate, rollouts),
     )
     with ExitStack() as stack:
         for packing in passes:
             stack.enter_context(packing)
-        if settings.lora is not None and settings.lora.layers is not None:
-            stack.enter_context(starting_from_states(model, settings.lora.layers))
-        fitted = run_training(trainer, job)
-    return FittedPolicy(fitted.model, fitted.history, fitted.model_dir, start)
+        if fit.lora is not None and fit.lora.layers is not None:
+            stack.enter_context(starting_from_states(model, fit.lora.layers))
+        return replace(run_training(trainer, job), start=start)
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """The rollouts of a prompt: the index of the first, their rewards and their log-ratios."""
 
     first: int
@@ -129,30 +118,14 @@ class _Group(NamedTuple):
     log_ratios_K: Array
 
 
-def held_out_rollouts(rollouts: Sequence[dict[str, Any]], law: Law) -> list[dict[str, Any]]:
-    """Return all rollouts of prompts that `fit_to_rollouts` holds out, up to `MEASURED_ROLLOUTS`, with ``reward``."""
-    return _rewarded(rollouts, _split(_by_prompt(rollouts, law))[0])
-
-
-def seen_rollouts(rollouts: Sequence[dict[str, Any]], law: Law) -> list[dict[str, Any]]:
-    """Return as many rollouts of other prompts."""
-    held_out, others = _split(_by_prompt(rollouts, law))
-    return _rewarded(rollouts, others[: len(held_out)])
-
-
-def _rewarded(rollouts: Sequence[dict[str, Any]], groups: Sequence[_Group]) -> list[dict[str, Any]]:
+def measured_rollouts(rollouts: Rows, groups: Sequence[Group]) -> Rows:
+    """Return the rollouts of some prompts, up to `MEASURED_ROLLOUTS`, with ``reward``."""
     some = groups[: max(2, MEASURED_ROLLOUTS // groups[0].rewards_K.size)]
     return [rollouts[one.first + i] | {"reward": reward} for one in some for i, reward in enumerate(one.rewards_K)]
 
 
-def _split(groups: Sequence[_Group]) -> tuple[Sequence[_Group], Sequence[_Group]]:
-    """Return the held-out prompts, at least two, and the others."""
-    every = min(HELD_OUT_EVERY, len(groups) - 1)
-    return groups[::every], [group for i, group in enumerate(groups) if i % every]
-
-
-def _by_prompt(rollouts: Sequence[dict[str, Any]], law: Law) -> list[_Group]:
-    """Return the groups of rollouts that a law gives log-ratios. Raises DataError unless it is of 3 or more."""
+def split_prompts(rollouts: Rows, law: Law) -> tuple[list[Group], list[Group]]:
+    """Return the prompts that `fit_to_rollouts` holds out, at least two, and the others; raises as it does."""
     sizes = [sum(1 for _ in rows) for _, rows in groupby(rollouts, key=itemgetter("prompt_id"))]
     ranges = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     if [len(own) for own in ranges] != [len(row) for row in law.rewards_PK]:
@@ -162,23 +135,26 @@ def _by_prompt(rollouts: Sequence[dict[str, Any]], law: Law) -> list[_Group]:
         )
     if len(ranges) < 3:  # two are held out
         raise DataError(f"{len(ranges)} prompts have rewards, and a training needs at least 3; use more prompts")
-    return [_Group(own.start, *rows) for own, *rows in zip(ranges, law.rewards_PK, law.log_ratios_PK, strict=True)]
+    groups = [Group(own.start, *rows) for own, *rows in zip(ranges, law.rewards_PK, law.log_ratios_PK, strict=True)]
+    every = min(HELD_OUT_EVERY, len(groups) - 1)
+    return groups[::every], [group for i, group in enumerate(groups) if i % every]
 
 
-def _examples(objective: Objective, groups: Sequence[_Group], settings: Fit, seed: int) -> tuple[Dataset, Dataset]:
+def _examples(
+    objective: Objective, held_out: list[Group], others: list[Group], fit: Fit, seed: int
+) -> tuple[Dataset, Dataset]:
     """Return the examples to train on, and some of the held-out ones."""
-    held_out, others = _split(groups)
     rng = np.random.default_rng(seed)
     evaluation = _pass(objective, held_out, rng)
-    passes = [_pass(objective, others, rng) for _ in range(ceil(settings.passes))]
+    passes = [_pass(objective, others, rng) for _ in range(ceil(fit.passes))]
     training = concatenate_datasets(passes)
-    most = max(round(settings.passes * len(passes[0])), settings.batch_size)
+    most = max(round(fit.passes * len(passes[0])), fit.batch_size)
     training = training.select(range(min(most, len(training))))
     measured = np.clip(HELD_OUT_SHARE * len(training), *HELD_OUT_EXAMPLES)
     return training, evaluation.select(range(min(len(evaluation), round(measured))))
 
 
-def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generator) -> Dataset:
+def _pass(objective: Objective, groups: list[Group], rng: np.random.Generator) -> Dataset:
     """Return one pass over ``groups`` in random order: the rollouts and the number of each example.
 
     `PROMPT_EXAMPLES` examples of a prompt follow each other, so that a batch computes it once; they are dealt like
@@ -197,25 +173,21 @@ def _pass(objective: Objective, groups: Iterable[_Group], rng: np.random.Generat
     return Dataset.from_dict({"rollouts": rows, "number": column})
 
 
-@dataclass(frozen=True)
-class _Collator:
-    """The number of each example, and of each of its rollouts the reference's log-probability.
+def _collate(rollouts: Rows, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the number of each example, and of each of its rollouts the reference's log-probability.
 
     The rollouts are packed, with the states that a teacher reads in the same order.
     """
+    rows = [rollouts[i] for example in examples for i in example["rollouts"]]
+    prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
 
-    rollouts: Sequence[dict[str, Any]]
+    def packed(states: str) -> PackedBatch:
+        return PackedBatch.pack(prompts, responses, stored=[row[states] for row in rows if states in row])
 
-    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        rows = [self.rollouts[i] for example in examples for i in example["rollouts"]]
-        prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
-        batch: dict[str, Any] = {
-            "number": torch.tensor([example["number"] for example in examples]),
-            "reference": torch.tensor([row["reference_logprob"] for row in rows]),
-        }
-
-        def packed(states: str) -> PackedBatch:
-            return PackedBatch.pack(prompts, responses, stored=[row[states] for row in rows if states in row])
-
-        teacher = {"teacher_states": packed("teacher_states").states} if "teacher_states" in rows[0] else {}
-        return batch | {"batch": packed("states")} | teacher
+    teacher = {"teacher_states": packed("teacher_states").states} if "teacher_states" in rows[0] else {}
+    return {
+        "number": torch.tensor([example["number"] for example in examples]),
+        "reference": torch.tensor([row["reference_logprob"] for row in rows]),
+        "batch": packed("states"),
+        **teacher,
+    }

@@ -176,21 +176,17 @@ class AdvantageLoop(_Grpo):
         self._advantages.before_drawing(self, inputs)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         local_B = self.local_rows(self._rewards)
-        log_ratio_BT = (self._logprobs(self.model, output) - output["ref_per_token_logps"]) * output["completion_mask"]
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        width, at_once = output["completion_ids"].size(1), self.args.per_device_train_batch_size
+        with torch.no_grad():
+            logprobs_BT, *_ = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, at_once)
+        log_ratio_BT = (logprobs_BT - output["ref_per_token_logps"]) * output["completion_mask"]
         batch = Batch(inputs, output, local_B, self._rewards, log_ratio_BT)
         log_ratios = self.accelerator.gather(self._advantages.log_ratios_to_start(self, batch))
         self._metrics["train"]["kl"].append(log_ratios.mean().item())
         output["advantages"] = self._advantages.compute(self, batch)
         return self._advantages.training_batch(self, output)
-
-    def _logprobs(self, model: Any, output: dict[str, Any]) -> torch.Tensor:
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        with torch.no_grad():
-            logprobs_BT: torch.Tensor = self._get_per_token_logps_and_entropies(
-                model, ids, mask, output["completion_ids"].size(1), self.args.per_device_train_batch_size
-            )[0]
-        return logprobs_BT
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         extra = self._advantages.extra_loss(inputs)
@@ -230,6 +226,6 @@ class _StopAtKL(TrainerCallback):
     def __init__(self, budget: float) -> None:
         self._budget = budget
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if (logs or {}).get("kl", 0.0) >= self._budget:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if logs.get("kl", 0.0) >= self._budget:
             control.should_training_stop = True

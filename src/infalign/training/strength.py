@@ -4,7 +4,8 @@ At strength s a policy has the weights θ_ref + s·(θ − θ_ref). In the head 
 times s. Importance weights of the reference's rollouts give the KL of each strength, and what a procedure serves there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ from infalign.evaluation.kl import kl_from_reference_samples
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
 from infalign.method.procedures import Served, distortion, is_extreme
-from infalign.training.offline_trainer import FittedPolicy, held_out_rollouts, seen_rollouts
+from infalign.training.common import Fitted
+from infalign.training.offline_trainer import Rows, measured_rollouts, split_prompts
 
 STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tried in this order, up to the budget
 MIN_EFFECTIVE_ROLLOUTS = 50.0  # fewer say nothing of a KL, which from 5 nats on they underestimate
@@ -38,9 +40,6 @@ class Tried(NamedTuple):
     effective: float
 
 
-REFERENCE = Tried(0.0, 0.0, Estimate(0.0, 0.0, 0.0), np.inf)
-
-
 class Choice(NamedTuple):
     """The strength that a policy was given, and the best but 0, None where the rollouts tell of none.
 
@@ -58,9 +57,7 @@ class Choice(NamedTuple):
         return {"strength": self.chosen.strength, "strength_kl": self.chosen.kl, **shown}
 
 
-def choose_strength(
-    fitted: FittedPolicy, reference: Any, rollouts: Sequence[dict[str, Any]], law: Law, procedure: Served
-) -> Choice:
+def choose_strength(fitted: Fitted, reference: Any, rollouts: Rows, law: Law, procedure: Served) -> Choice:
     """Give a policy the strength whose gain has the highest lower bound, up to the KL of its law.
 
     The reference, at strength 0, has the gain 0, so it is kept unless another gain is significant. Gains are on the
@@ -75,19 +72,19 @@ def choose_strength(
         for name, weight in trained.items():
             model.get_parameter(name).copy_(torch.lerp(start[name].to(weight), weight, strength))
 
-    def tried(strength: float, rows: Sequence[dict[str, Any]]) -> Tried:
+    def tried(rows: Rows, strength: float) -> Tried:
         apply(strength)
         return Tried(strength, *_measure(model, reference, rows, procedure))
 
-    rows = held_out_rollouts(rollouts, law)
-    known = _up_to_budget(lambda strength: tried(strength, rows), law.kl)
+    held_out, others = split_prompts(rollouts, law)
+    known = _up_to_budget(partial(tried, measured_rollouts(rollouts, held_out)), law.kl)
     best = max(known, key=lambda one: one.gain.low, default=None)
     if best is not None and best.gain.low > 0:
         apply(best.strength)
         return Choice(best, best, None)
-    seen_gain = best and tried(best.strength, seen_rollouts(rollouts, law)).gain
+    seen_gain = best and tried(measured_rollouts(rollouts, others[: len(held_out)]), best.strength).gain
     apply(0.0)
-    return Choice(REFERENCE, best, seen_gain)
+    return Choice(Tried(0.0, 0.0, Estimate(0.0, 0.0, 0.0), np.inf), best, seen_gain)
 
 
 def _up_to_budget(tried: Callable[[float], Tried], budget: float) -> list[Tried]:
@@ -112,9 +109,7 @@ def _up_to_budget(tried: Callable[[float], Tried], budget: float) -> list[Tried]
     return known
 
 
-def _measure(
-    model: Any, reference: Any, rows: Sequence[dict[str, Any]], procedure: Served
-) -> tuple[float, Estimate, float]:
+def _measure(model: Any, reference: Any, rows: Rows, procedure: Served) -> tuple[float, Estimate, float]:
     """Return the KL of a policy, its gain over the reference, and the effective share of the rollouts."""
     prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
     states = [row["states"] for row in rows if "states" in row]

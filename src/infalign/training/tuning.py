@@ -1,8 +1,7 @@
 """A fit that tunes itself: the learning rate that a recipe leaves open, found on held-out rollouts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from transformers import PreTrainedModel, set_seed
 
@@ -12,7 +11,8 @@ from infalign.core.storage import read_record, remove, write_record
 from infalign.method.laws import Law
 from infalign.models.settings import ADAPTER_RATE, NEW_WEIGHTS_RATE, PRETRAINED_RATE, TRIAL_RATES, TRIAL_SHARE, Fit
 from infalign.training.callbacks import DivergedError
-from infalign.training.offline_trainer import FittedPolicy, RolloutRegression, fit_to_rollouts
+from infalign.training.common import Fitted
+from infalign.training.offline_trainer import RolloutRegression, Rows, fit_to_rollouts
 from infalign.training.output_folder import Job
 
 SMALL = 20_000_000  # trained weights: so few are a model from nothing, or a small one beside the reference
@@ -20,13 +20,8 @@ TRIALS = "trials.json"  # in the folder of a training: held-out losses by learni
 
 
 def fit_and_tune(
-    loss: RolloutRegression,
-    start: Callable[[], PreTrainedModel],
-    rollouts: Sequence[dict[str, Any]],
-    law: Law,
-    fit: Fit,
-    job: Job,
-) -> FittedPolicy:
+    loss: RolloutRegression, start: Callable[[], PreTrainedModel], rollouts: Rows, law: Law, fit: Fit, job: Job
+) -> Fitted:
     """Fit a policy that begins as ``start()``, at its learning rate or the best of three.
 
     Each of the three is tried for a quarter of the passes, and the training begins anew with the one whose held-out
@@ -62,9 +57,7 @@ def usual_rate(model: PreTrainedModel, fit: Fit) -> float:
     return NEW_WEIGHTS_RATE if trained <= SMALL else PRETRAINED_RATE
 
 
-def trial_loss(
-    loss: RolloutRegression, model: PreTrainedModel, rollouts: Sequence[dict[str, Any]], law: Law, fit: Fit, job: Job
-) -> float:
+def trial_loss(loss: RolloutRegression, model: PreTrainedModel, rollouts: Rows, law: Law, fit: Fit, job: Job) -> float:
     """Return the held-out loss after a short training, whose model is thrown away; inf if it diverges."""
     folder, named = job.folder / "trial", f"trying learning rate {fit.learning_rate:.2g}"
 

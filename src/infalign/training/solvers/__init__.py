@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     AnySolver = Solver
 else:
     AnySolver = one_of(KINDS, key="solver", default="qrpo")
-ADAPTER: TypeAdapter[Solver] = TypeAdapter(AnySolver)
 
 
 def read_solver(**settings: Any) -> Solver:
     """Return the settings of the solver that ``solver`` names, checked as in a recipe. Raises pydantic's error."""
-    return ADAPTER.validate_python(settings)
+    return TypeAdapter(AnySolver).validate_python(settings)

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -24,10 +24,8 @@ from infalign.models.settings import PROMPT_EXAMPLES, Fit
 from infalign.models.tokenizers import load_tokenizer
 from infalign.theory.aims import Aim, Best, StoredOptimum, Tilt
 from infalign.theory.law import MIN_KL
+from infalign.training.output_folder import Job
 from infalign.training.solvers.guide import Guide, States
-
-if TYPE_CHECKING:
-    from infalign.training.output_folder import Job
 
 History = list[dict[str, Any]]
 PLAIN = Standard()
@@ -168,7 +166,6 @@ class Solver(Kind):
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
         """Find the policy that it follows, if it follows one. Raises ValueError if there is none."""
-        return
 
     def check(self, recipe: RecipeFacts) -> None:
         """Raise ValueError if the recipe does not meet the solver's requirements."""
@@ -211,7 +208,6 @@ class Shaped(ToBudget):
 
     @property
     def method(self) -> str:
-        """``exp:10 (qrpo)``."""
         return f"{self.transform.name} ({self.label})"
 
 
@@ -224,7 +220,6 @@ class ToBestOfN(Solver):
         return Best(n=self.n)
 
     def check(self, recipe: RecipeFacts) -> None:
-        """Raise ValueError for fewer rollouts than n."""
         super().check(recipe)
         if self.n > recipe.rollouts:
             raise ValueError(f"the best of {self.n} needs rollout.k of at least {self.n}")

@@ -32,25 +32,20 @@ class JBOND(Advantages):
     minus γ·log π/π_anchor (the regularizer).
     """
 
-    def __init__(self, start: torch.nn.Module) -> None:
-        self._start = start.eval().requires_grad_(False)
+    def __init__(self, reference: str) -> None:
+        self._start = load_policy(reference)[0].requires_grad_(False)
         self._anchor_responses: list[tuple[list[list[int]], torch.Tensor]] = []
 
     def start(self, loop: Loop) -> None:
-        """Use the loop's reference model as the anchor."""
         self._start.to(loop.accelerator.device)
         self.companion = loop.ref_model
 
     def before_drawing(self, loop: Loop, prompts: list[Any]) -> None:
-        """Draw two anchor responses to each prompt."""
         self._anchor_responses = [loop.draw_responses(loop.ref_model, prompts) for _ in range(2)]
 
     def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
-        """Return the advantages of the policy's own responses."""
-        import torch
-
-        worst = torch.minimum(*(rewards for _, rewards in self._anchor_responses))
-        reward = WORSE_THAN_BOTH * (batch.rewards_B < worst)
+        (_, first), (_, second) = self._anchor_responses
+        reward = WORSE_THAN_BOTH * (batch.rewards_B < first.minimum(second))
         spent = batch.log_ratio_BT.sum(1)
         return loop.subtract_others_mean(JEFFREYS * (reward - spent) - loop.beta * spent)
 
@@ -117,12 +112,4 @@ class Settings(OnPolicy):
     def ascent(self, law: Law | None, procedure: Served) -> Ascent:
         """Return J-BOND, for which only the order of rewards matters; TRL's reference follows as a moving average."""
         anchor = {"sync_ref_model": True, "ref_model_mixup_alpha": ANCHOR_RATE, "ref_model_sync_steps": 1}
-        return Ascent(
-            Raw(),
-            REGULARIZER,
-            self.generations,
-            "grpo",
-            UNNORMALIZED | anchor,
-            lambda reference: JBOND(load_policy(reference)[0]),
-            self.kl_budget,
-        )
+        return Ascent(Raw(), REGULARIZER, self.generations, "grpo", UNNORMALIZED | anchor, JBOND, self.kl_budget)

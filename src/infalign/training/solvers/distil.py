@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from pydantic import Field, PrivateAttr
 
@@ -12,11 +12,9 @@ from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.models.pretrained import load_policy
 from infalign.theory.aims import Aim
+from infalign.training.output_folder import Job
 from infalign.training.solvers.base import PLAIN, DataNeeds, History, Inputs, Solver
 from infalign.training.solvers.offline import Offline, states_below
-
-if TYPE_CHECKING:
-    from infalign.training.output_folder import Job
 
 
 class Settings(Solver):
@@ -30,7 +28,6 @@ class Settings(Solver):
     _teacher: Offline = PrivateAttr()
 
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
-        """Find its teacher. Raises ValueError if there is none of that name, or it is not an offline policy."""
         offline = {name: other for name, other in policies.items() if other.has_objective}
         if self.teacher not in offline:
             raise ValueError(
@@ -46,12 +43,10 @@ class Settings(Solver):
         return DataNeeds(self.teacher, states_below(self.fit), self._teacher.data_needs.states if guided else None)
 
     def aim(self, procedure: Served = PLAIN) -> Aim | None:
-        """Return its teacher's."""
         return self._teacher.aim(procedure)
 
     @property
     def method(self) -> str:
-        """``exp:10 (qrpo guided), distilled``."""
         return f"{self._teacher.method}, distilled"
 
     def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:

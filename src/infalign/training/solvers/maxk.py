@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -15,7 +15,7 @@ from infalign.method.shapings import NotByRank, Raw
 from infalign.theory.aims import Aim, StoredOptimum, WinRateOptimum
 from infalign.training.objectives import Advantages, Ascent, Batch, Loop
 from infalign.training.solvers.base import PLAIN, RecipeFacts
-from infalign.training.solvers.on_policy import OnPolicy
+from infalign.training.solvers.on_policy import UNNORMALIZED, OnPolicy
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,6 @@ class WinOverServed(NotByRank):
 
     @property
     def name(self) -> str:
-        """``win against best-of-4``."""
         return f"win against {self.procedure.name}"
 
     def __call__(self, rewards: Any, reference_rewards_K: Any) -> Any:
@@ -44,11 +43,8 @@ class OrderStatisticCredit(Advantages):
         self._procedure = procedure
 
     def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:
-        """Return the credit of each response minus β times its centered log-ratio."""
-        import torch
-
         groups = batch.every_reward.view(-1, loop.num_generations).double().cpu().numpy()
-        every_credit = torch.tensor(credit(groups, self._procedure).ravel(), device=batch.rewards_B.device)
+        every_credit = batch.rewards_B.new_tensor(credit(groups, self._procedure).ravel())
         return loop.local_rows(every_credit).float() - loop.beta * loop.subtract_others_mean(batch.log_ratio_BT.sum(1))
 
 
@@ -64,13 +60,11 @@ class Settings(OnPolicy):
     )
 
     def aim(self, procedure: Served = PLAIN) -> Aim:
-        """Return the optimum for the procedure."""
         optimum = WinRateOptimum() if self.objective == "win-rate" else StoredOptimum(self.objective)
         return optimum.at(procedure, self.kl_budget, self.beta)
 
     @property
     def label(self) -> str:
-        """``maxk``, or ``maxk reward``."""
         return super().label if self.objective == "win-rate" else f"{super().label} {self.objective}"
 
     def check(self, recipe: RecipeFacts) -> None:
@@ -90,5 +84,5 @@ class Settings(OnPolicy):
         assert law is not None
         assert is_extreme(procedure)
         shaping = WinOverServed(procedure) if self.objective == "win-rate" else Raw()
-        ascent = replace(super().ascent(law, procedure), shaping=shaping, beta=law.paper_beta)
-        return replace(ascent, advantages=lambda _: OrderStatisticCredit(procedure))
+        advantages = OrderStatisticCredit(procedure)
+        return Ascent(shaping, law.paper_beta, self.generations, "grpo", UNNORMALIZED, lambda _: advantages)

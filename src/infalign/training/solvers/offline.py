@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -12,11 +12,9 @@ from infalign.core.distributed import is_first
 from infalign.method.laws import Law
 from infalign.models.settings import TRIAL_RATES, TRIAL_SHARE, Fit, Lora
 from infalign.training.objectives import Objective
+from infalign.training.output_folder import Job
 from infalign.training.solvers.base import DataNeeds, History, Inputs, RecipeFacts, Solver, Workload, in_batches
 from infalign.training.solvers.guide import Guide, States
-
-if TYPE_CHECKING:
-    from infalign.training.output_folder import Job
 
 
 class Offline(Solver):
@@ -38,7 +36,6 @@ class Offline(Solver):
         return self
 
     def check(self, recipe: RecipeFacts) -> None:
-        """Raise ValueError if a guide has no trunk to start from."""
         super().check(recipe)
         if self.guide is not None and self.guide.trunk == "reward" and not recipe.has_reward_model:
             raise ValueError("guide.trunk is reward, but the reward is not a model; set it to reference")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,11 +14,8 @@ from infalign.core.settings import DrawCount
 from infalign.method.laws import Law
 from infalign.method.procedures import Served
 from infalign.training.objectives import Ascent
+from infalign.training.output_folder import Job
 from infalign.training.solvers.base import History, Inputs, Shaped, ToBudget, Workload
-
-if TYPE_CHECKING:
-    from infalign.training.output_folder import Job
-
 
 # Of GRPO: its statistics would change the shape of Φ.
 UNNORMALIZED = {"scale_rewards": "none", "loss_type": "dr_grpo", "use_bias_correction_kl": True}
@@ -50,7 +47,6 @@ class OnPolicy(ToBudget):
         return Ascent(law.shaping, law.beta, self.generations, "grpo", UNNORMALIZED)
 
     def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
-        """Train the reference on its own fresh responses."""
         from infalign.training.on_policy_trainer import fit_on_policy
 
         return fit_on_policy(inputs.problem(), self.ascent(law, inputs.procedure), self.fit, job)

@@ -82,7 +82,6 @@ class Ipo(ToBudget, Offline):
         return Tilt(Ranked(Identity()), kl=self.kl_budget, beta=self.beta)
 
     def objective(self, law: Law) -> Objective:
-        """Return its objective, with β of the law for τ."""
         return ipo(law.beta)
 
 

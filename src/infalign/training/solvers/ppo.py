@@ -20,10 +20,8 @@ TOKENS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 def gae(rewards_BT: torch.Tensor, values_BT: torch.Tensor, lam: float) -> torch.Tensor:
     """Return the advantages Σ_l λ^l·δ_{t+l}, δ_t = r_t + V_{t+1} − V_t, V = 0 after the end; shape (B, T)."""
-    import torch
-
-    advantages, last = torch.empty_like(rewards_BT), torch.zeros_like(rewards_BT[:, 0])
-    after = torch.zeros_like(last)
+    advantages, after = rewards_BT.clone(), rewards_BT.new_zeros(len(rewards_BT))
+    last = after
     for t in reversed(range(rewards_BT.size(1))):
         last = rewards_BT[:, t] + after - values_BT[:, t] + lam * last
         advantages[:, t], after = last, values_BT[:, t]
@@ -39,7 +37,6 @@ class GeneralizedAdvantage(Advantages):
         self._critic = critic
 
     def start(self, loop: Loop) -> None:
-        """Prepare the critic on the device of the policy."""
         self.companion = loop.accelerator.prepare_model(self._critic.to(loop.accelerator.device))
 
     def compute(self, loop: Loop, batch: Batch) -> torch.Tensor:

@@ -13,14 +13,12 @@ from infalign.method.calibration import Array
 from infalign.method.laws import Law
 from infalign.method.optimum import left_out
 from infalign.training.objectives import Examples, Objective
+from infalign.training.output_folder import Job
 from infalign.training.solvers.base import History, Inputs, Shaped
 from infalign.training.solvers.offline import Offline
 
 if TYPE_CHECKING:
     import torch
-
-    from infalign.training.output_folder import Job
-
 
 Divergence = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # of targets from log-ratios, (B,) each
 
@@ -95,7 +93,6 @@ class Settings(Shaped, Offline):
 
     @property
     def label(self) -> str:
-        """The solver with its form and its loss, unless that is the default."""
         usual = self.loss == type(self).model_fields["loss"].default
         return super().label if usual else f"{super().label} {self.loss}"
 
