@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from random import random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from infalign.core.display import printable
 from infalign.core.errors import ConfigError, PartialError
@@ -178,7 +178,7 @@ class Server:
     def _where(self) -> str:
         """The URL, and the variable of the proxy that requests go through, which may be what fails."""
         scheme, host = self.url.split(":")[0], urlsplit(self.url).hostname or ""
-        proxies = {} if host in THIS_MACHINE or proxy_bypass_environment(host) else getproxies_environment()
+        proxies = {} if host in THIS_MACHINE or proxy_bypass(host) else getproxies_environment()
         through = next((name for name in (scheme, "all") if name in proxies), None)
         return self.url if through is None else f"{self.url}, asked through the proxy of {through.upper()}_PROXY,"
 

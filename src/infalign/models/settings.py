@@ -85,6 +85,11 @@ class Fit(Settings):
         return self.model_copy(update={"learning_rate": rate})
 
     @property
+    def last_layers(self) -> int:
+        """How many last layers an adapter is on; 0 for all layers."""
+        return self.lora.layers or 0 if self.lora else 0
+
+    @property
     def passes(self) -> float:
         """Passes over the rows."""
         return 1.0 if self.epochs is None else self.epochs

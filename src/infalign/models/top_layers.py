@@ -30,7 +30,13 @@ def count_layers_below(config: PreTrainedConfig, top: int) -> int:
 
 @contextmanager
 def starting_from_states(model: Any, top: int) -> Iterator[None]:
-    """Let only the ``top`` layers of ``model`` run inside the block on a packed batch that brings the states below."""
+    """Let only the ``top`` layers of ``model`` run inside the block on a packed batch that brings the states below.
+
+    With 0 all of them run, as outside.
+    """
+    if top == 0:
+        yield
+        return
     decoder = model.get_decoder()
     every = decoder.layers
     kept = every[-top:]

@@ -5,7 +5,6 @@ a training computes them, where drawing rounds otherwise: a log-ratio is then 0 
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,5 +136,5 @@ def _compute_logprobs(policy: Solver, inputs: PolicyInputs, compute: Compute, on
     def report(done: int, total: int) -> None:
         on_progress(done, total, "log-probabilities of the reference")
 
-    with starting_from_states(model, last) if last else nullcontext():
+    with starting_from_states(model, last):
         return response_logprobs(model, prompts, responses, bf16=policy.fit.bf16, stored=states, on_progress=report)

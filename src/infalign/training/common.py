@@ -103,7 +103,7 @@ def lora_config(fit: Fit, task: TaskType, model: PreTrainedConfig) -> LoraConfig
     """
     if fit.lora is None:
         return None
-    below = count_layers_below(model, fit.lora.layers) if fit.lora.layers is not None else 0
+    below = count_layers_below(model, fit.last_layers) if fit.last_layers else 0
     return LoraConfig(
         r=fit.lora.rank,
         lora_alpha=2 * fit.lora.rank,

@@ -105,8 +105,7 @@ def fit_to_rollouts(
     with ExitStack() as stack:
         for packing in passes:
             stack.enter_context(packing)
-        if fit.lora is not None and fit.lora.layers is not None:
-            stack.enter_context(starting_from_states(model, fit.lora.layers))
+        stack.enter_context(starting_from_states(model, fit.last_layers))
         return replace(run_training(trainer, job), start=start)
 
 

@@ -26,7 +26,6 @@ class WinOverServed(NotByRank):
     """The probability of beating the response that the base policy serves, as a shaping (`served_win_rate`)."""
 
     procedure: Extreme
-    scale = 1.0
 
     @property
     def name(self) -> str:

@@ -74,6 +74,7 @@ class Offline(Solver):
 
     def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
         """Fit the reference or a guide to the rollouts, at the strength that serves best within the KL of the law."""
+        from infalign.models.top_layers import starting_from_states
         from infalign.training.offline_trainer import RolloutRegression
         from infalign.training.strength import choose_strength
         from infalign.training.tuning import fit_and_tune
@@ -83,10 +84,12 @@ class Offline(Solver):
         fitted = fit_and_tune(loss, partial(inputs.start, self, job.device), rows, law, self.fit, job)
         reference, tokenizer = inputs.base(job.device)
         if is_first():
-            fitted.history[-1] |= choose_strength(fitted, reference, rows, law, inputs.procedure).summary()
+            last = self.fit.last_layers
+            with starting_from_states(fitted.model, last), starting_from_states(reference, last):
+                fitted.history[-1] |= choose_strength(fitted, reference, rows, law, inputs.procedure).summary()
         return fitted.save(tokenizer)
 
 
 def states_below(fit: Fit) -> States | None:
     """Return the states that a training of the last layers starts from; None for that of the whole model."""
-    return None if fit.lora is None or fit.lora.layers is None else States(last=fit.lora.layers)
+    return States(last=fit.last_layers) if fit.last_layers else None
