@@ -1,8 +1,9 @@
 """What a vLLM serves of a plain policy of `letters.py`, beside its exact law, on 500 held-out prompts.
 
-    vllm serve SEED/models/lora-aware --generation-config vllm …      # the policy's folder, with the adapter merged
-    NAME=SEED/models/lora-aware; vllm serve REFERENCE --enable-lora --lora-modules $NAME=$NAME/adapter …   # by itself
-    python benchmarks/served.py SEED/models/lora-aware [URL]
+    NAME=SEED/models/last-layers-aware
+    vllm serve $NAME --generation-config vllm …                                    # with the adapter merged
+    vllm serve REFERENCE --enable-lora --lora-modules $NAME=$NAME/adapter …        # or by itself
+    python benchmarks/served.py $NAME [URL]
 
 SEED is the folder of a seed. The server, which calls the policy by its folder, draws 32 responses per prompt. Prints
 how far its log-probabilities are from ours, and pass@8 of its draws and by our law. Exits with 1 if the 95 % interval
