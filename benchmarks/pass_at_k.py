@@ -32,7 +32,8 @@ from torch import Tensor
 from infalign import Policy, advantages, estimate
 
 KS = [2**j for j in range(7)]
-SERVED, KLS, OURS = 8, (0.05, 0.1), ("aware", "pass@8", "lora-aware", "student")
+SERVED, KLS = 8, (0.05, 0.1)
+OURS = "aware", "pass@8", "student", "student-aware", "lora-aware", "last-layers-aware"  # whose leads are printed
 NO_KL = 1e-9  # nats, between two ways to compute one law
 COLORS = {"reference": "#85898f", "ordinary": "#d55e00", "aware": "#0072b2"}  # in the figure
 ANSWERS = [f"Take {a} {b}" for a in range(1, 10) for b in range(1, 10)]
@@ -353,7 +354,8 @@ def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kls: Sequence[fl
                 print(f"| {name} | {' | '.join(cells)} |")
             print(f"\n| N whose pass@N is pass@{SERVED} of {ours}, {title} | {columns}")
             aims = [mine.mean for mine in rates[nats, ours, SERVED]]
-            for name in ("reference", "ordinary"):
+            in_its_form = ours.replace("aware", "ordinary") if "aware" in ours else "ordinary"
+            for name in ("reference", *([in_its_form] if in_its_form in methods else [])):
                 needed = [draws_for(one.values, aim) for one, aim in zip(rates[nats, name, 1], aims, strict=True)]
                 print(f"| {name} | {' | '.join(f'{one:.1f}' for one in needed)} | {mean_over_seeds(needed, 1)} |")
 
