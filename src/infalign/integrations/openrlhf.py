@@ -2,8 +2,8 @@
 
 `integrations.environment` says which reward it is. A row's label (``--data.label_key``) is a JSON object with
 ``prompt`` (messages), ``reference_rewards`` and, to be checked, ``prompt_id``: the columns of calibrated.parquet, and
-``columns``, which a reward function may read. OpenRLHF drops what a reward function raises and goes on without a reward
-until it fails elsewhere, so errors are logged here first.
+``columns``, which a reward function may read. OpenRLHF drops what a reward function raises and continues without a
+reward until it fails elsewhere, so errors are logged here first.
 """
 
 import json

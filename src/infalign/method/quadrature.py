@@ -23,9 +23,9 @@ def _integrals(x: Array) -> Array:
 
 _ROOTS, _WEIGHTS = leggauss(NODES)
 _ROOTS = (_ROOTS - _ROOTS[::-1]) / 2  # symmetric to the last bit
-X, WEIGHT = (_ROOTS + 1) / 2, _WEIGHTS / 2  # on [0, 1]
+POSITION, WEIGHT = (_ROOTS + 1) / 2, _WEIGHTS / 2  # of the nodes on [0, 1]
 ANALYSIS = (legvander(_ROOTS, NODES - 1) * WEIGHT[:, None]).T * (2 * np.arange(NODES) + 1)[:, None]  # to coefficients
-CUMULATIVE = _integrals(X) @ ANALYSIS  # values at the nodes to the integral from 0 to each node
+CUMULATIVE = _integrals(POSITION) @ ANALYSIS  # values at the nodes to the integral from 0 to each node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +57,7 @@ class Panels:
         return self.width[:, None] * WEIGHT
 
     def _own(self) -> Array:
-        x = X
-        return self.start[:, None] + self.width[:, None] * np.where(self.upper[:, None], x[::-1], x)
+        return self.start[:, None] + self.width[:, None] * np.where(self.upper[:, None], POSITION[::-1], POSITION)
 
     def cumulative(self, values: Array) -> Array:
         """Return the integral from 0 to every node."""
@@ -103,7 +102,7 @@ class Panels:
         coefficients = values @ ANALYSIS.T
         left, right = coefficients @ (-1.0) ** np.arange(NODES), coefficients.sum(axis=1)
         jump = np.abs(left[1:] - right[:-1])
-        hidden = np.maximum(np.append(jump, 0.0), np.append(0.0, jump)) * X[0]
+        hidden = np.maximum(np.append(jump, 0.0), np.append(0.0, jump)) * POSITION[0]
         return np.asarray((np.abs(coefficients[:, -2:]).sum(axis=1) + hidden) * self.width)
 
     def split(self, chosen: np.ndarray) -> "Panels":

@@ -244,9 +244,10 @@ class Tabulated(ByRank):
         return self.drop(1.0 - np.asarray(u, float)) + float(self.phi[0]) / self.scale
 
     def drop(self, v: ArrayLike) -> Array:
-        v, values = np.asarray(v, float), (self.phi - self.phi[0]) / self.scale
+        v = np.asarray(v, float)
         k = np.clip(np.searchsorted(self.v, v, side="right") - 1, 0, len(self.v) - 2)
-        width, start, rise = self.v[k + 1] - self.v[k], values[k], values[k + 1] - values[k]
+        start, end = ((self.phi[at] - self.phi[0]) / self.scale for at in (k, k + 1))
+        width, rise = self.v[k + 1] - self.v[k], end - start
         x = (v - self.v[k]) / width  # in each piece's own coordinate: knots may be 1e-200 apart
         first, last = self.slope[k] / self.scale * width, self.slope[k + 1] / self.scale * width
         return np.asarray(start + x * (first + x * (3.0 * rise - 2.0 * first - last + x * (first + last - 2.0 * rise))))

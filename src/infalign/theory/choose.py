@@ -66,8 +66,11 @@ class Ranking:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON, transformations by name."""
-        of = {one.transform.name: asdict(one) | {"transform": one.transform.name} for one in self.candidates}
-        return asdict(self) | {"candidates": [*of.values()], "recommended": of[self.recommended.transform.name]}
+
+        def named(one: Candidate) -> dict[str, Any]:
+            return asdict(one) | {"transform": one.transform.name}
+
+        return asdict(self) | {"candidates": [*map(named, self.candidates)], "recommended": named(self.recommended)}
 
 
 @dataclass(frozen=True)

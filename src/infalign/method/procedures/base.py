@@ -143,5 +143,5 @@ def weights_from_counts(rewards_PM: Array, served_within: Array) -> Array:
     below, at_most = places(rewards_PM)
     weights = served_within.take(at_most, axis=0)
     weights -= served_within.take(below, axis=0)
-    weights.T[...] /= (at_most - below).T
+    weights.T[...] /= (at_most - below).T  # alike on all further axes
     return weights
