@@ -7,7 +7,7 @@
 
 SEED is the folder of a seed. The server, which calls the policy by its folder, draws 32 responses per prompt. Prints
 how far its log-probabilities are from ours, and pass@8 of its draws and by our law. Exits with 1 if the 95 % interval
-of their difference, paired by prompt, excludes 0. A few minutes on two idle cores.
+of their difference, paired by prompt, excludes 0. Minutes to an hour on two idle cores, by how fast vLLM draws there.
 """
 
 import json
