@@ -1,8 +1,8 @@
 """What `init` and `run` find on tasks that no recipe was tuned to: ``own_tasks.py FOLDER SEED … [TASK …]``.
 
 Each of `TASKS` becomes a file of rows and a checker, and then the two commands that a new user types; nothing is edited
-but the seed, the run's folder and, for a pretrained model, the length of its answers and the minutes of its rollouts
-(`SHORT`: 4 instead of 10, so that a seed takes one core two and a half hours). For each task: the KL that is spent, and
+but the seed, the run's folder and, for a pretrained model, the length of its answers and the number of its prompts
+(`SHORT`: as many as one slow core samples in 4 minutes, so that a seed takes it two and a half hours). For each task: the KL that is spent, and
 the lead over the reference and over ordinary RLHF at one KL, by the truth, in points of what is served (pass@N, or the
 win rate). For those of `GRIDS` also the lead of the best of twelve settings found by hand, `BY_HAND`, chosen on
 `CHOSEN_ON`, a seed that is not reported. Words limit it to the tasks that begin with them. What is done is not
@@ -113,7 +113,7 @@ def advice(rng: random.Random) -> Iterator[Row]:
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-SHORT = {"rollout.max_new_tokens": 8, "rollout.minutes": 4}  # instead of 256 and 10: an answer is a number
+SHORT = {"rollout.max_new_tokens": 8, "rollout.prompts": 110}  # an answer is a number
 TASKS = {
     "largest, one token": Task(largest, CHECK, "best-of-8"),
     "sorting, several tokens": Task(sorting, CHECK, "best-of-4"),
