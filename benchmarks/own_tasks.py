@@ -2,12 +2,12 @@
 
 Each of `TASKS` becomes a file of rows and a checker, and then the two commands that a new user types; nothing is edited
 but the seed, the run's folder and, for a pretrained model, the length of its answers and the number of its prompts
-(`SHORT`: as many as one slow core samples in 4 minutes, so that a seed takes it two and a half hours). For each task: the KL that is spent, and
-the lead over the reference and over ordinary RLHF at one KL, by the truth, in points of what is served (pass@N, or the
-win rate). For those of `GRIDS` also the lead of the best of twelve settings found by hand, `BY_HAND`, chosen on
-`CHOSEN_ON`, a seed that is not reported. Words limit it to the tasks that begin with them. What is done is not
-repeated: first come the runs with defaults, seed by seed, then the grids. Without a seed it prints the table of what
-there is. Intervals: 95 %, over seeds and prompts.
+(`SHORT`: as many as one slow core samples in 4 minutes, so that a seed takes it two and a half hours). For each task:
+the KL that is spent, and the lead over the reference and over ordinary RLHF at one KL, by the truth, in points of what
+is served (pass@N, or the win rate). For those of `GRIDS` also the lead of the best of twelve settings found by hand,
+`BY_HAND`, chosen on `CHOSEN_ON`, a seed that is not reported. Words limit it to the tasks that begin with them. What is
+done is not repeated: first come the runs with defaults, seed by seed, then the grids. Without a seed it prints the
+table of what there is. Intervals: 95 %, over seeds and prompts.
 """
 
 import json
