@@ -30,7 +30,7 @@ def test_what_a_budget_buys() -> None:
     assert 3 < found.effective < 4
     assert found.worth == worth(Counts([0, 1, 2, 4], 4), "best-of-2", [0.1], known=True)[0]
     rows = budget_rows([found])
-    assert [row[0] for row in rows] == ["0, today", "0.1"]
+    assert [row[0] for row in rows] == ["0 (reference)", "0.1"]
     assert rows[0][1] == rows[0][2] == share(pass_at_k(CHECKED, 2).as_dict())
     assert measure_budgets(CHECKED, BestOfN(8), [0.1])[0].worth is None
 

@@ -205,6 +205,7 @@ def constant(lab: Lab) -> Seen:
     assert all(calibrate(7.0, np.array(row)) == 0.5 for row in references)
     found = summary(root, "calibrate")
     assert found["degenerate_prompts"] == found["prompts"] == len(references)
+    assert found["tied"] == 1
     return seen
 
 

@@ -103,8 +103,8 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == best.beta
     counts = Counts(np.sum(references, axis=1), len(references[0]))
     limit = share(worth(counts, "best-of-4", [0.2], known=True)[0].law.as_dict())
-    assert out.index("0, today") < out.index(limit) < out.index("train-aware")
-    assert "What a KL budget can gain" in (tmp_path / "run" / "report.html").read_text()
+    assert out.index("0 (reference)") < out.index(limit) < out.index("train-aware")
+    assert "Upper bounds at a KL budget" in (tmp_path / "run" / "report.html").read_text()
     redone = main("status", path, "--set", "procedure=best-of-2", "--json")[1]
     assert "train-aware" in redone
     # A policy from elsewhere, here one that equals the reference, has pass@k beside the run's own.
@@ -115,7 +115,7 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     beside = json.loads(measured.read_text())["pass_at_k"]
     assert set(beside) == {"reference", "aware", measured.parent.name}
     assert beside["aware"]["4"]["mean"] == results["pass_at_k"]["aware"]["4"]["mean"]
-    assert f"{measured.parent.name} " in out[out.index("How often one of k answers is right") :]
+    assert f"{measured.parent.name} " in out[out.index("The probability that at least one of k responses") :]
     # What was trained can be prompted by anybody: it has the template that it was trained with.
     template = AutoTokenizer.from_pretrained(tmp_path / "run" / "models" / "aware").chat_template
     assert template == load_tokenizer(bare, template="plain").chat_template

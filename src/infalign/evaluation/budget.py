@@ -141,7 +141,7 @@ def budget_rows(budgets: Sequence[Budget]) -> list[tuple[str, ...]]:
         return (kl, *shown, f"{effective:.3g}")
 
     today = first.worth.today if first.worth else None
-    rows = [row("0, today", first.rollouts, today, today, None)]
+    rows = [row("0 (reference)", first.rollouts, today, today, None)]
     for one in budgets:
         limits = (one.worth.ordinary, one.worth.law, one.worth.difference) if one.worth else [None] * 3
         rows.append(row(f"{one.kl:.3g}", one.effective, *limits))
@@ -153,13 +153,16 @@ def about_budgets(first: Budget) -> list[str]:
     limits = f"{first.metric} cannot be estimated from {first.rollouts} rollouts per prompt; raise rollout.k."
     if first.worth and first.metric.startswith("pass"):
         limits = (
-            "Limits for a policy that knows every prompt's pass rate, estimated from the stored rollouts; training "
-            "gets a part of it."
+            "Upper bounds from the stored rollouts of training prompts, for a policy that knows every prompt's pass "
+            "rate; a trained policy reaches a part of the gain."
         )
     elif first.worth:
-        limits = "Limits on the stored rewards, as if there were no other responses; training gets a part of it."
+        limits = (
+            "Upper bounds from the stored rewards, as if there were no other responses; a trained policy reaches a "
+            "part of the gain."
+        )
     return [
-        f"{limits} Ordinary RLHF has the reward itself and spends the same mean KL; all are served the same way.",
-        f"For {first.silent:.1%} of the prompts all rollouts have the same reward. At most {first.largest_kl:.3g} nats "
-        "can be spent.",
+        f"{limits} Ordinary RLHF: the same for the reward itself, at the same mean KL, served the same way.",
+        f"{first.silent:.1%} of the prompts have only one reward value. Beyond {first.largest_kl:.3g} nats "
+        "there is nothing to gain.",
     ]

@@ -33,6 +33,7 @@ from infalign.report.run_figures import (
     STYLE,
     Look,
     Picture,
+    leads_by_k,
     pass_at_k,
     pass_at_k_by_kl,
     reward_by_rank,
@@ -79,8 +80,8 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
             ]
             for section, gallery in pictures.items()
         }
-    of_kl, of_n = figures["kl"][len(results["judges"]) > 1 :], figures["n"] or figures["kl"]
-    lead = (figures["pass_at_k"] + of_kl)[:1] + of_n[:1]
+    of_kl = figures["kl"][len(results["judges"]) > 1 :]
+    lead = (figures["pass_at_k"] + of_kl)[: 1 if figures["n"] else 2] + figures["n"][:1]
     html = html_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
@@ -132,7 +133,7 @@ def _pictures(
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],
         "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst") if others],
-        "pass_at_k": [pass_at_k(results, looks)] if "pass_at_k" in results else [],
+        "pass_at_k": [pass_at_k(results, looks), *leads_by_k(results, looks)] if "pass_at_k" in results else [],
         "calibration": [] if evaluated.right_or_wrong else [reward_by_rank(reference_rewards(evaluated.layout))],
         "training": [
             training_curves(
@@ -158,7 +159,7 @@ def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]
         for p, example in enumerate(shown):
             responses = []
             served = _served(procedure, rewards["reward"][p], base_PM[p], np.random.default_rng(p))
-            for way, index in {procedure.name: served, "standard": 0}.items():
+            for way, index in {procedure.name: served, "first sample": 0}.items():
                 text, finish = said[prompt_ids[p], index]
                 scores = {source: float(values[p, index]) for source, values in rewards.items()}
                 responses.append({"way": way, "text": text, "cut_off": finish == "length", "rewards": scores})
@@ -209,13 +210,13 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         share_cut = sum(summary["cut_off"] * summary["responses"] for summary in rollouts) / total
         cut_off = {"training rollouts": f"{share_cut:.1%} of {total:,}"} | cut_off
     return {
-        "Rows of the data stage": {
-            name.replace("_", " "): f"{value:,}" if isinstance(value, int) else ", ".join(value) or "none"
+        "Data": {
+            name.replace("_", " "): f"{value:,}" if isinstance(value, int) else ", ".join(value)
             for name, value in summaries.get("data", {}).items()
-            if name != "example"
+            if name != "example" and value
         },
         "Sampling": {
-            "temperature": "1, nothing truncated",
+            "temperature": "1, without top-k or top-p",
             "engine": rollout.engine.kind,
             "training": f"{summaries['calibrate']['prompts']} prompts × {rollout.k} rollouts",
             "evaluation": f"{test_prompts} prompts × {test.samples} samples",
@@ -223,7 +224,7 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
         },
         f"Responses cut off at {rollout.max_new_tokens} tokens": cut_off,
         "Versions": _versions(made),
-        "Seconds of work (steps can overlap)": {stage: f"{spent:.1f}" for stage, spent in seconds.items()},
+        "Seconds per stage (stages can overlap)": {stage: f"{spent:.1f}" for stage, spent in seconds.items()},
     }
 
 

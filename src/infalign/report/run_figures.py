@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from infalign.core.display import INK, PAPER, QUIET, amount, number, panels, save, share
+from infalign.core.display import INK, PAPER, QUIET, amount, gain, number, panels, save, share
 from infalign.core.display import STYLE as ANY_STYLE
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
@@ -138,7 +139,7 @@ def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, L
     return Picture(
         f"{kind}-of-n-{judge}",
         figure,
-        f"{kind.capitalize()}-of-N, by {SPOKEN[judge]}. Bands: {results['confidence']:.0%} intervals.{theory}",
+        f"{kind.capitalize()}-of-N, by {SPOKEN[judge]}. {_bands(results)}{theory}",
         f"Win rate as {title} against N, by {SPOKEN[judge]}: {'; '.join(ends)}.",
     )
 
@@ -164,8 +165,31 @@ def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
         (_, first), *_, (k, last) = by_k.items()
         ends.append(f"{name} {100 * first['mean']:.1f} percent at k = 1, {100 * last['mean']:.1f} at k = {k}")
     legend(figure)
-    caption = f"pass@k: how often one of k responses is right. Bands: {results['confidence']:.0%} intervals."
-    return Picture("pass-at-k", figure, caption, f"pass@k against k: {'; '.join(ends)}.")
+    caption = "pass@k: the probability that at least one of k responses is right."
+    return Picture("pass-at-k", figure, f"{caption} {_bands(results)}", f"pass@k against k: {'; '.join(ends)}.")
+
+
+def leads_by_k(results: Numbers, looks: Mapping[str, Look]) -> list[Picture]:
+    """Draw by how much pass@k differs between every two policies at one KL; nothing where no two are comparable."""
+    pairs = {
+        f"{first} − {other}": (looks[first], {int(k): rate["over"][other] for k, rate in by_k.items()})
+        for first, other in combinations(looks, 2)
+        if (by_k := results["pass_at_k"][first])["1"]["over"][other] is not None
+    }
+    if not pairs:
+        return []
+    figure, axes = axes_of("k", "difference in pass@k, points")
+    for pair, (look, leads) in pairs.items():
+        _band(axes, leads, look.color, look.marker, pair)
+    axes.axhline(0, color=QUIET, linewidth=0.8)
+    legend(figure)
+    said = (f"{pair} {gain(e)} at k = {k}" for pair, (_, leads) in pairs.items() for k, e in leads.items())
+    caption = f"The difference between two policies at the same KL. {_bands(results)}"
+    return [Picture("leads-by-k", figure, caption, f"Points of pass@k: {', '.join(said)}.")]
+
+
+def _bands(results: Numbers) -> str:
+    return f"Bands: {results['confidence']:.0%} intervals."
 
 
 def _point(axes: Any, kl: Numbers, rate: Numbers, marker: str, **style: Any) -> None:
@@ -235,9 +259,9 @@ def training_curves(name: str, history: list[Numbers], look: Look | None) -> Pic
     title = (titles | {"gold": "The gold reward"}).get(name, f"Policy {name}")
     end, chosen = history[-1], ""
     if "tuned" in end:
-        chosen = f" Learning rate {end['tuned']['learning_rate']:.2g}, {end['tuned']['passes']:.2g} passes"
-        chosen += f", strength {end['strength']:.2g}." if end["strength"] else ", strength 0: the reference is kept."
-    return Picture(f"training-{name}", figure, f"{title}: as logged.{chosen}", f"{title}: {', '.join(last)}.")
+        chosen = f": learning rate {end['tuned']['learning_rate']:.2g}, passes {end['tuned']['passes']:.2g}, "
+        chosen += f"then log-ratios × {end['strength']:.2g}" if end["strength"] else "the reference is kept"
+    return Picture(f"training-{name}", figure, f"{title}{chosen}.", f"{title}: {', '.join(last)}.")
 
 
 def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:
@@ -251,9 +275,9 @@ def axes_of(x: str, y: str, rows: int = 1) -> tuple[Any, Any]:
 
 def legend(figure: Any) -> None:
     """Put the legend above the axes, which keep their size: the figure grows by the rows beyond the fourth."""
-    rows = sum(len(axes.get_legend_handles_labels()[1]) for axes in figure.axes) // 2
-    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(0, rows - 4))
-    figure.legend(loc="outside upper left", ncols=2)
+    labels = [label for axes in figure.axes for label in axes.get_legend_handles_labels()[1]]
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(0, len(labels) // 2 - 4))
+    figure.legend(loc="outside upper left", ncols=3 if len(labels) == 3 and len("".join(labels)) < 36 else 2)
 
 
 def save_picture(picture: Picture, folder: Path) -> Numbers:

@@ -14,7 +14,7 @@ def print_table(root: Path, console: Console) -> None:
     """Print a finished run: each policy by each judge, the comparison at one KL, verdict, ranks, report's path."""
     results = read_results(root)
     if "pass_at_k" in results:
-        spent = ", ".join(f"{name} {amount(policy['kl'])}" for name, policy in results["policies"].items())
+        spent = ", ".join(f"{name} {amount(policy['kl'], 3)}" for name, policy in results["policies"].items())
         print_pass_at_k(results, console, evaluated(results), f"KL, nats: {spent}")
     if not checker_only(results):
         print_win_rates(results, console)
@@ -71,7 +71,11 @@ def print_pass_at_k(results: Numbers, console: Console, *about: str) -> None:
     table.add_section()
     for pair, leads in differences(results).items():
         table.add_row(pair, *(leads[k] for k in ks))
-    heading(console, f"How often one of k answers is right, by the {results['truth']['by']}", *about)
+    heading(
+        console,
+        f"The probability that at least one of k responses is right, by the {results['truth']['by']}",
+        *about,
+    )
     console.print(table)
 
 

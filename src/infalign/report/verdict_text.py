@@ -20,7 +20,7 @@ def verdict(results: Numbers) -> list[str]:
     """
     spread = (
         f"The {results['confidence']:.0%} intervals are over test prompts and do not include the spread between "
-        "training seeds: for another one, --set seed=1 --set run_dir=…"
+        "training seeds. To train another seed: infalign run RECIPE --set seed=1 --set run_dir=…"
     )
     if results.get("truth", {}).get("served"):
         return [*_by_truth(results), spread]
@@ -134,7 +134,7 @@ def _by_truth(results: Numbers) -> list[str]:
 
     best = min(better or policies, key=place)
     numbers = (
-        f"pass@{k} is {in_percent(rates[best][k])} for {best} at {_nats(policies[best])}, and "
+        f"pass@{k} is {in_percent(rates[best][k])} for {best} at {_nats(policies[best])}, "
         f"{in_percent(rates['reference'][k])} for the reference"
     )
     if not better:
@@ -142,22 +142,23 @@ def _by_truth(results: Numbers) -> list[str]:
     leads = {other: lead for other, lead in rates[best][k]["over"].items() if other != "reference"}
     apart = [f"{other} at {_nats(policies[other])}" for other, lead in leads.items() if lead is None]
     compared = [
-        f"At the same KL, {lead['kl']:.2g} nats, {best} − {other} in pass@{k}: {gain_in_points(lead)}"
-        f"{', not significant' if lead['low'] <= 0 <= lead['high'] else ''}."
+        f"{best} − {other} at the same KL, {lead['kl']:.2g} nats: "
+        + ", ".join(f"pass@{n} {_points(rates[best][n]['over'][other])}" for n in dict.fromkeys((k, "1")))
+        + "."
         for other, lead in leads.items()
         if lead is not None
     ]
-    ahead = {int(n): rate["over"]["reference"] for n, rate in rates[best].items()}
-    peak = max(ahead, key=lambda n: float(ahead[n]["mean"]))
-    shown = (f"{gain_in_points(ahead[n])} at pass@{n}" for n in sorted({1, int(k), peak, max(ahead)}))
-    by_k = f"The lead of {best} over the reference is {', '.join(shown)}; it is largest at pass@{peak}."
-    behind = ", ".join(str(n) for n, lead in ahead.items() if lead["high"] < 0)
-    first = f"{'Recommended' if compared or not leads else f'Highest pass@{k}'}: {best}. {numbers}."
+    behind = ", ".join(n for n, rate in rates[best].items() if rate["over"]["reference"]["high"] < 0)
+    first = [f"{'Recommended' if compared or not leads else f'Highest pass@{k}'}: {best}. {numbers}."]
+    first += [f"Not comparable with {_listed(apart)}."] if apart else []
     return [
-        f"{first} Not comparable with {_listed(apart)}." if apart else first,
-        *([" ".join(compared)] if compared else []),
-        f"{by_k} It is significantly lower at k = {behind}." if behind else by_k,
+        " ".join(first + compared),
+        *([f"{best} is significantly below the reference at k = {behind}."] if behind else []),
     ]
+
+
+def _points(lead: Numbers) -> str:
+    return f"{gain_in_points(lead)}{', not significant' if lead['low'] <= 0 <= lead['high'] else ''}"
 
 
 def _nats(policy: Numbers) -> str:

@@ -67,13 +67,13 @@ def calibrate_prompts(stored: StoredRollouts, *, on_progress: OnProgress) -> Sum
             "return numbers"
         )
     rewards_PK = np.sort(rewards_PK, axis=1)
-    distinct = 1 + (rewards_PK[:, 1:] != rewards_PK[:, :-1]).sum(axis=1)
+    different = np.pad(rewards_PK[:, 1:] != rewards_PK[:, :-1], ((0, 0), (1, 1)), constant_values=True)
     write_table(stored.layout.calibrated, table.append_column("reference_rewards", pa.array([*rewards_PK])))
     return {
         "prompts": len(rewards_PK),
         "k": k,
-        "tied": float(1 - distinct.mean() / k),
-        "degenerate_prompts": int((distinct == 1).sum()),
+        "tied": float(1 - (different[:, 1:] & different[:, :-1]).mean()),
+        "degenerate_prompts": int((different.sum(axis=1) == 2).sum()),
         "left_out": left_out,
     }
 
