@@ -153,8 +153,8 @@ def about_budgets(first: Budget) -> list[str]:
     limits = f"{first.metric} cannot be estimated from {first.rollouts} rollouts per prompt; raise rollout.k."
     if first.worth and first.metric.startswith("pass"):
         limits = (
-            "Upper bounds from the stored rollouts of training prompts, for a policy that knows every prompt's pass "
-            "rate; a trained policy reaches a part of the gain."
+            f"Upper bounds of {first.metric}, in %, on the training prompts, for a policy that knows the pass rate of "
+            "each; a trained policy reaches a part of the gain."
         )
     elif first.worth:
         limits = (

@@ -164,6 +164,7 @@ def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
         _band(axes, {int(k): rate for k, rate in by_k.items()}, color, marker, name)
         (_, first), *_, (k, last) = by_k.items()
         ends.append(f"{name} {100 * first['mean']:.1f} percent at k = 1, {100 * last['mean']:.1f} at k = {k}")
+    _mark_served(axes, results)
     legend(figure)
     caption = "pass@k: the probability that at least one of k responses is right."
     return Picture("pass-at-k", figure, f"{caption} {_bands(results)}", f"pass@k against k: {'; '.join(ends)}.")
@@ -182,10 +183,16 @@ def leads_by_k(results: Numbers, looks: Mapping[str, Look]) -> list[Picture]:
     for pair, (look, leads) in pairs.items():
         _band(axes, leads, look.color, look.marker, pair)
     axes.axhline(0, color=QUIET, linewidth=0.8)
+    _mark_served(axes, results)
     legend(figure)
     said = (f"{pair} {gain(e)} at k = {k}" for pair, (_, leads) in pairs.items() for k, e in leads.items())
     caption = f"The difference between two policies at the same KL. {_bands(results)}"
     return [Picture("leads-by-k", figure, caption, f"Points of pass@k: {', '.join(said)}.")]
+
+
+def _mark_served(axes: Any, results: Numbers) -> None:
+    if served := results["truth"]["served"]:
+        axes.axvline(served, color=QUIET, linewidth=0.8, linestyle=":")
 
 
 def _bands(results: Numbers) -> str:
