@@ -56,23 +56,6 @@ class Checker:
         return ours(prompts, responses, answer)
 
 
-@pytest.mark.parametrize(
-    ("function", "columns"),
-    [
-        (ours, COLUMNS),
-        (trl, COLUMNS),
-        (keyword_only, COLUMNS),
-        (asynchronous, COLUMNS),
-        (verl, VERL),
-        (Checker(), COLUMNS),
-        (partial(ours, answer=["5", "6"]), {}),
-    ],
-)
-def test_each_form_gets_what_it_names(function: Any, columns: dict[str, Any]) -> None:
-    """Responses, and the columns of their rows."""
-    assert ByName(function)(PROMPTS, RESPONSES, columns) == [1.0, 0.0]
-
-
 def named(seen: list[Any], name: str, form: str, default: Any = Parameter.empty) -> Any:
     """Return a reward function with the parameters prompts, ``form`` and ``name``, which it adds to ``seen``."""
 
@@ -88,12 +71,16 @@ def named(seen: list[Any], name: str, form: str, default: Any = Parameter.empty)
 
 @pytest.mark.parametrize("name", GIVEN)
 @pytest.mark.parametrize(
-    ("function", "columns"), [(ours, COLUMNS), (trl, COLUMNS), (asynchronous, COLUMNS), (verl, VERL)]
+    ("function", "columns"),
+    [
+        *((form, COLUMNS) for form in (ours, trl, keyword_only, asynchronous, Checker())),
+        *((verl, VERL), (partial(ours, answer=["5", "6"]), {})),
+    ],
 )
-def test_what_is_given_wins_over_a_column_of_its_name(
+def test_each_form_gets_what_it_names_and_what_is_given_wins_over_a_column_of_its_name(
     function: Any, columns: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In every form; the column is named once."""
+    """Responses, and the columns of their rows; the column that is left out is named once."""
     warn_of_column.cache_clear()
     for _ in range(2):
         assert ByName(function)(PROMPTS, RESPONSES, columns | {name: ["old", "old"]}) == [1.0, 0.0]
@@ -135,11 +122,7 @@ def test_a_function_of_no_form_is_refused_and_never_called_by_position(function:
     [
         (ours, [{"answers": "5"}] * 2, r"column answer, which is missing in every row; .* did you mean answers\?"),
         (ours, [{"solution": "5"}] * 2, "column answer, which is missing in every row; there are solution$"),
-        (
-            ours,
-            [{"answer": "5"}, {"level": 2}],
-            r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are level",
-        ),
+        (ours, [{"answer": "5"}, {"level": 2}], r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are level"),
         (ours, [{"answer": "5"}, {}], r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are no columns"),
         (verl, [{"data_source": "sums", "reward_model": {}}] * 2, "ground_truth, which is missing in 2 of 2 rows"),
     ],

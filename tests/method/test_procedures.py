@@ -3,11 +3,12 @@
 import math
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +39,6 @@ from infalign.theory.choose import choose
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import rank_optimum
 
-# Sample weights
-
 
 @pytest.mark.parametrize(
     "procedure",
@@ -69,9 +68,6 @@ def test_weights_of_many_samples_are_exact(procedure: Served) -> None:
     weights = procedure.weights([np.arange(1000.0)], [900.0])[0]
     assert weights[np.array(ranks) - 1] == pytest.approx([float(weight) for weight in exact], rel=1e-8, abs=1e-14)
     assert weights.sum() == pytest.approx(1.0, abs=1e-11)
-
-
-# One answer chosen from draws
 
 
 def chosen(procedure: Served, rewards: Sequence[float], threshold: float = 0.0, seed: int = 0) -> tuple[int, int]:
@@ -105,10 +101,8 @@ def chosen(procedure: Served, rewards: Sequence[float], threshold: float = 0.0, 
 def test_what_is_served_of_all_orders_of_draws_is_what_the_weights_say(
     procedure: Served, rewards: list[float], threshold: float
 ) -> None:
-    """Each sample is served in the share of orders that its weight is, ties and the number of draws included.
-
-    Procedures that draw a rank or a part by luck get 40 seeds for each order, and 5 standard errors.
-    """
+    """Each sample is served in the share of orders that its weight is, ties and the number of draws included."""
+    # those that draw a rank or a part by luck get 40 seeds for each order, and 5 standard errors
     lucky = procedure.name in ("top-2-of-4", "uneven") or isinstance(procedure, Mixture)
     orders = list(permutations(range(len(rewards)))) * (40 if lucky else 1)
     served, draws = np.zeros(len(rewards)), []
@@ -123,8 +117,6 @@ def test_what_is_served_of_all_orders_of_draws_is_what_the_weights_say(
     if isinstance(procedure, RewindAndRepeat):
         assert np.mean(draws) == pytest.approx(procedure.draws([rewards], [threshold])[0])
 
-
-# Distortions
 
 ORDER_STATISTICS = st.integers(1, 12).flatmap(
     lambda n: (
@@ -229,8 +221,6 @@ def test_the_base_policy_wins_half_against_itself(procedure: Served) -> None:
     """W = 1/2 for the base policy against itself, whatever the procedure."""
     assert aligned_law(Identity(), beta=1e17).win_rate(procedure) == pytest.approx(0.5, abs=1e-11)
 
-
-# Procedures of one's own
 
 OWN = """
 import numpy as np
@@ -369,10 +359,8 @@ def test_pass_at_k_is_best_of_k() -> None:
         assert read_procedure(spelling).name == same.name
 
 
-# Bad arguments
-
 REWIND = RewindAndRepeat(0.85, 32)
-SENSELESS: list[tuple[Callable[[], object], str]] = [
+SENSELESS: list[tuple[Any, str]] = [
     *(
         (partial(kind, n), f"a whole number of samples from 1 to 100,000, found N = {n}")
         for kind in (BestOfN, WorstOfN, partial(RewindAndRepeat, 0.5), partial(kth_best, 1))
@@ -403,33 +391,25 @@ SENSELESS: list[tuple[Callable[[], object], str]] = [
 ]
 NAMES = ["", "median", "best-of", "best-of--2", "best-of-2.5", "1*", "*standard", "x*standard", "rewind:0.5"]
 NAMES += ["rewind:0.5:4:worst", "top-2", "0.5*best-of-2+0.5*best", "best-of-2 "]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"), SENSELESS + [(partial(parse_procedure, name), "unknown procedure") for name in NAMES]
-)
-def test_bad_arguments_are_refused_with_their_value(call: Callable[[], object], message: str) -> None:
-    """A setting that makes no sense is a ConfigError that names it and its value."""
-    with pytest.raises(ConfigError, match=message):
-        call()
+UNWEIGHABLE: list[tuple[Any, type[Exception], str]] = [
+    (lambda: BestOfN(2).weights([1.0, 2.0]), DataError, r"prompts × samples array, found shape \(2,\)"),
+    (lambda: kth_best(2, 4).weights([[1.0, 2.0]]), DataError, "2nd-best-of-4 cannot be estimated from 2 samples"),
+    (lambda: Mixture(((1.0, BestOfN(3)),)).weights([[1.0]]), DataError, "best-of-3 cannot be estimated from 1"),
+    (lambda: top_k(1, 1).weights([[1.0, np.inf]]), DataError, "prompt 0, sample 1 is inf"),
+    (lambda: RewindAndRepeat(0.5, 2).weights([[1.0, 2.0]]), ConfigError, "needs the base policy's 0.5 quantile"),
+    (lambda: RewindAndRepeat(0.5, 2).weights([[1.0, 2.0]], [np.nan]), DataError, "threshold of prompt 0 is nan"),
+    (lambda: RewindAndRepeat(0.5, 2).draws(np.zeros((3, 2)), [1.0]), DataError, "one threshold for each of 3"),
+    (lambda: RewindAndRepeat(0.5, 2).weights(np.zeros((3, 2)), 1.0), DataError, "one threshold for each of 3"),
+]
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
-    [
-        (lambda: BestOfN(2).weights([1.0, 2.0]), DataError, r"prompts × samples array, found shape \(2,\)"),
-        (lambda: kth_best(2, 4).weights([[1.0, 2.0]]), DataError, "2nd-best-of-4 cannot be estimated from 2 samples"),
-        (lambda: Mixture(((1.0, BestOfN(3)),)).weights([[1.0]]), DataError, "best-of-3 cannot be estimated from 1"),
-        (lambda: top_k(1, 1).weights([[1.0, np.inf]]), DataError, "prompt 0, sample 1 is inf"),
-        (lambda: RewindAndRepeat(0.5, 2).weights([[1.0, 2.0]]), ConfigError, "needs the base policy's 0.5 quantile"),
-        (lambda: RewindAndRepeat(0.5, 2).weights([[1.0, 2.0]], [np.nan]), DataError, "threshold of prompt 0 is nan"),
-        (lambda: RewindAndRepeat(0.5, 2).draws(np.zeros((3, 2)), [1.0]), DataError, "one threshold for each of 3"),
-        (lambda: RewindAndRepeat(0.5, 2).weights(np.zeros((3, 2)), 1.0), DataError, "one threshold for each of 3"),
-    ],
+    [(call, ConfigError, message) for call, message in SENSELESS]
+    + [(partial(parse_procedure, name), ConfigError, "unknown procedure") for name in NAMES]
+    + UNWEIGHABLE,
 )
-def test_samples_that_cannot_be_weighed_are_refused(
-    call: Callable[[], object], error: type[Exception], message: str
-) -> None:
-    """Too few samples, wrong shapes and numbers that are not finite are errors that say so."""
+def test_bad_arguments_and_samples_are_refused(call: Any, error: type[Exception], message: str) -> None:
+    """A setting that makes no sense, with its value; too few samples, wrong shapes and numbers that are not finite."""
     with pytest.raises(error, match=message):
         call()

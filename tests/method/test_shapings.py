@@ -1,28 +1,18 @@
 """Shapings: closed forms, what leaves each unchanged, and the β that spends a budget on the rollouts."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from scipy.stats import entropy
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
 from infalign.method.optimum import Optimal
 from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
-from infalign.method.shapings import (
-    LSC,
-    PAR,
-    Ranked,
-    Raw,
-    RawPerPrompt,
-    Shaping,
-    budget_beta,
-    log_ratios,
-    parse_shaping,
-    shape_rollouts,
-)
-from infalign.method.transforms import Exponential, Function, Identity, at_ranks
-from infalign.theory.law import law_at_kl
+from infalign.method.shapings import LSC, PAR, Raw, RawPerPrompt, budget_beta, log_ratios, parse_shaping, shape_rollouts
+from infalign.method.transforms import Function, at_ranks
 
 REFERENCES = np.array([-1.0, 0.0, 0.5, 2.0])
 TRANSFORMS = ["identity", "log", "exp:10", "exp:-2.5", "power:7", "power:-63", "power:0.125"]
@@ -30,24 +20,19 @@ RIVALS = [Raw(), RawPerPrompt(), PAR(), LSC()]
 ROLLOUTS_PK = np.random.default_rng(0).normal(size=(30, 64)) * np.linspace(0.1, 3.0, 30)[:, None]
 
 
-def sigmoid(x: float) -> float:
-    """Return σ(x)."""
-    return float(1.0 / (1.0 + np.exp(-x)))
-
-
 def test_par_is_the_mean_probability_of_winning() -> None:
     """PAR is the mean of σ(r − r_i) over the references, one at a time."""
     rewards = np.array([[-2.0, 0.5], [1.0, 7.0]])
-    exact = [[np.mean([sigmoid(r - z) for z in REFERENCES]) for r in row] for row in rewards]
+    exact = [[expit(r - REFERENCES).mean() for r in row] for row in rewards]
     assert PAR()(rewards, REFERENCES) == pytest.approx(np.array(exact), rel=1e-14)
 
 
 def test_lsc_is_the_log_sigmoid_above_a_quantile() -> None:
     """LSC is log σ(r − q); a reward far below stays finite, where σ itself is 0."""
     median = 0.25
-    assert LSC(0.5)([1.0, median], REFERENCES) == pytest.approx([np.log(sigmoid(0.75)), np.log(0.5)])
+    assert LSC(0.5)([1.0, median], REFERENCES) == pytest.approx([np.log(expit(0.75)), np.log(0.5)])
     assert LSC(0.5)(-2000.0, REFERENCES) == pytest.approx(-2000.25)
-    assert LSC()(0.0, np.linspace(0.0, 1.0, 101)) == pytest.approx(np.log(sigmoid(-0.85)))
+    assert LSC()(0.0, np.linspace(0.0, 1.0, 101)) == pytest.approx(np.log(expit(-0.85)))
 
 
 def test_per_prompt_standardisation_gives_mean_zero_and_variance_one() -> None:
@@ -61,7 +46,7 @@ def test_per_prompt_standardisation_gives_mean_zero_and_variance_one() -> None:
 @pytest.mark.parametrize(
     ("shaping", "unchanged"),
     [
-        (Ranked(Exponential(10)), ("shift", "scale", "exp")),
+        (parse_shaping("exp:10"), ("shift", "scale", "exp")),
         (RawPerPrompt(), ("shift", "scale")),
         (PAR(), ("shift",)),
         (LSC(), ("shift",)),
@@ -69,7 +54,7 @@ def test_per_prompt_standardisation_gives_mean_zero_and_variance_one() -> None:
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_what_a_prompt_may_do_to_its_rewards(shaping: Shaping, unchanged: tuple[str, ...]) -> None:
+def test_what_a_prompt_may_do_to_its_rewards(shaping: Any, unchanged: tuple[str, ...]) -> None:
     """Ranks ignore every increasing map, the standardized reward affine ones, PAR and LSC a shift, Raw none."""
     shaped_PK = shape_rollouts(shaping, ROLLOUTS_PK)
     maps = {"shift": ROLLOUTS_PK + 5.0, "scale": 3.0 * ROLLOUTS_PK, "exp": np.exp(ROLLOUTS_PK)}
@@ -78,8 +63,8 @@ def test_what_a_prompt_may_do_to_its_rewards(shaping: Shaping, unchanged: tuple[
         assert same == (name in unchanged), name
 
 
-@pytest.mark.parametrize("shaping", [*RIVALS, Ranked(Identity())], ids=lambda shaping: shaping.name)
-def test_a_shaping_refuses_what_calibration_refuses(shaping: Shaping) -> None:
+@pytest.mark.parametrize("shaping", [*RIVALS, parse_shaping("identity")], ids=lambda shaping: shaping.name)
+def test_a_shaping_refuses_what_calibration_refuses(shaping: Any) -> None:
     """A reward that is not finite and references that are not sorted are errors for every shaping."""
     with pytest.raises(DataError, match="is nan"):
         shaping([np.nan], REFERENCES)
@@ -123,18 +108,9 @@ def test_a_name_that_is_none_is_refused(name: str, message: str) -> None:
         parse_shaping(name)
 
 
-@pytest.mark.parametrize("kl", [0.05, 1.0, 3.0])
-def test_ranks_have_the_beta_of_theory(kl: float) -> None:
-    """With many rollouts the budget gives the β of the analytic law, times the scale where Φ is normalised."""
-    rewards_PK = np.random.default_rng(0).normal(size=(2, 4000))
-    for transform in (Identity(), Exponential(10)):
-        beta = budget_beta(shape_rollouts(Ranked(transform), rewards_PK), kl) * transform.scale
-        assert beta == pytest.approx(law_at_kl(transform, kl=kl).beta, rel=2e-3)
-
-
 @pytest.mark.parametrize("shaping", RIVALS, ids=lambda shaping: shaping.name)
 @pytest.mark.parametrize("kl", [1e-6, 0.5, 4.0])
-def test_the_budget_is_spent_on_average(shaping: Shaping, kl: float) -> None:
+def test_the_budget_is_spent_on_average(shaping: Any, kl: float) -> None:
     """At the β found the law ∝ e^{s/β} loses entropy against the uniform one: the budget, averaged over prompts."""
     shaped_PK = shape_rollouts(shaping, ROLLOUTS_PK)
     beta = budget_beta(shaped_PK, kl)

@@ -20,7 +20,6 @@ from infalign.method.transforms import (
     Log,
     Power,
     Tabulated,
-    Transformation,
     normalized_beta,
     parse_transform,
 )
@@ -30,7 +29,7 @@ from infalign.theory.optimum import rank_optimum
 NAMED = [Identity(), Log(), Exponential(5), Exponential(-10), Exponential(0.5), Power(7), Power(-7), Power(0.5)]
 
 
-def raw(transform: Transformation, u: mpmath.mpf) -> mpmath.mpf:
+def raw(transform: Any, u: mpmath.mpf) -> mpmath.mpf:
     """Return the paper's Φ(u) with mpmath's digits."""
     match transform:
         case Identity():
@@ -46,7 +45,7 @@ def raw(transform: Transformation, u: mpmath.mpf) -> mpmath.mpf:
 
 @pytest.mark.parametrize("transform", NAMED, ids=lambda transform: transform.name)
 @given(st.floats(1e-6, 1.0))
-def test_scale_times_the_normalised_value_is_the_papers(transform: Transformation, u: float) -> None:
+def test_scale_times_the_normalised_value_is_the_papers(transform: Any, u: float) -> None:
     """Raw Φ = scale × normalised Φ at every u, to 40 digits rounded."""
     with mpmath.workdps(40):
         exact = float(raw(transform, mpmath.mpf(u)))
@@ -56,7 +55,7 @@ def test_scale_times_the_normalised_value_is_the_papers(transform: Transformatio
 
 @pytest.mark.parametrize("transform", NAMED, ids=lambda transform: transform.name)
 @pytest.mark.parametrize("v", [1e-200, 1e-30, 1e-16, 1e-9, 0.1, 0.7, 1 - 1e-9])
-def test_the_fall_from_the_top_keeps_all_digits(transform: Transformation, v: float) -> None:
+def test_the_fall_from_the_top_keeps_all_digits(transform: Any, v: float) -> None:
     """Φ(1−v) − Φ(1) has full relative accuracy also where 1 − v rounds to 1."""
     with mpmath.workdps(460):
         exact = float((raw(transform, 1 - mpmath.mpf(v)) - raw(transform, mpmath.mpf(1))) / mpmath.mpf(transform.scale))
@@ -64,8 +63,9 @@ def test_the_fall_from_the_top_keeps_all_digits(transform: Transformation, v: fl
 
 
 BAD_NAMES = ["", "exp", "exp:", "exp:x", "exp:1:2", "power:x", "log:2", "Identity", "bon_fp"]
-SENSELESS = [(f"exp:{t:g}", f"exp:t needs a finite t with 0 < |t| ≤ 500, found {t:g}") for t in (0.0, np.nan, np.inf)]
-SENSELESS += [(f"exp:{t:g}", f"exp:t needs a finite t with 0 < |t| ≤ 500, found {t:g}") for t in (501.0, -1e9)]
+SENSELESS = [
+    (f"exp:{t:g}", f"exp:t needs a finite t with 0 < |t| ≤ 500, found {t:g}") for t in (0, np.nan, np.inf, 501, -1e9)
+]
 SENSELESS += [(f"power:{m:g}", f"found {m:g}") for m in (0.0, np.nan, 1e8, -2e6)]
 
 
@@ -77,9 +77,6 @@ def test_a_name_that_is_none_is_refused(name: str, message: str) -> None:
     """A spelling that is none of ours is quoted, and a rate or exponent that makes no sense has its range."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_transform(name)
-
-
-# Tables
 
 
 @pytest.mark.parametrize(
@@ -162,9 +159,6 @@ def test_what_is_no_table_is_refused_with_its_file(tmp_path: Path) -> None:
             parse_transform(str(tmp_path / f"{name}.json"))
 
 
-# Functions
-
-
 @pytest.mark.parametrize(
     ("phi", "message"),
     [
@@ -193,7 +187,7 @@ def test_a_function_may_be_minus_infinity_or_a_number() -> None:
 
 @pytest.mark.parametrize("exact", [Identity(), Exponential(10), Power(7), Log()], ids=lambda transform: transform.name)
 @pytest.mark.parametrize("kl", [1.0, 5.0, 15.0, 25.0, 32.0])
-def test_the_error_of_a_rounded_function_is_honest(exact: Transformation, kl: float) -> None:
+def test_the_error_of_a_rounded_function_is_honest(exact: Any, kl: float) -> None:
     """A plain function's law is off by at most ten times its own error, which is large where digits are lost."""
     plain = Function("plain", lambda u: exact.scale * exact(u))
     beta = law_at_kl(exact, kl=kl).beta
