@@ -12,15 +12,6 @@ from infalign.evaluation.win_rates import prompt_win_rates, threshold_weights
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Standard
 
 
-def swayed(prompts: int, samples: int, rng: np.random.Generator, *, sway: float = 1.0) -> tuple[Samples, Samples]:
-    """Return a policy, longer and better by 1/2, and a base; P(win) = σ(1/2 + sway·Δ), Δ in {−1, 0, 1}."""
-    longer = [(rng.random((prompts, samples)) < share).astype(float) for share in (0.7, 0.4)]
-    noise = rng.gumbel(size=(2, prompts, samples))  # a difference of two Gumbel variables is logistic
-    scores = 0.5 + sway * longer[0] + noise[0], sway * longer[1] + noise[1]
-    policy, base = (Samples(s, s, 50 + 100 * long) for s, long in zip(scores, longer, strict=True))
-    return policy, base
-
-
 @pytest.mark.parametrize("procedure", [BestOfN(3), RewindAndRepeat(0.5, 2)], ids=lambda p: p.name)
 def test_length_control_is_the_most_likely_model_and_its_influence(procedure: Procedure) -> None:
     """The mean is that of a direct fit to all pairs; a prompt's value is its jackknife value up to order 1/P."""
@@ -58,24 +49,19 @@ def test_length_control_is_the_most_likely_model_and_its_influence(procedure: Pr
 
 def test_length_control_joins_blocks() -> None:
     """Prompts in two blocks have the values they have in one."""
-    policy, base = swayed(40, 6, np.random.default_rng(12))
+    rng = np.random.default_rng(12)
+    policy, base = (Samples(r, r, rng.integers(20, 400, size=(40, 6))) for r in rng.normal(size=(2, 40, 6)))
     whole = length_controlled([(policy, base)], BestOfN(2))
-
-    def part(side: Samples, rows: slice) -> Samples:
-        assert side.lengths is not None
-        return Samples(side.selected[rows], side.judged[rows], side.lengths[rows])
-
-    rows = slice(0, 13), slice(13, 40)
-    assert length_controlled([(part(policy, r), part(base, r)) for r in rows], BestOfN(2)) == pytest.approx(whole)
+    blocks = [(policy[rows], base[rows]) for rows in (slice(13), slice(13, 40))]
+    assert length_controlled(blocks, BestOfN(2)) == pytest.approx(whole)
 
 
 def test_length_control_without_length_differences_is_the_win_rate() -> None:
     """Where all lengths are equal there is nothing to control."""
     rng = np.random.default_rng(13)
     policy, base = (Samples(r, r, np.full((5, 4), 37)) for r in rng.normal(size=(2, 5, 4)))
-    assert (
-        length_controlled([(policy, base)], BestOfN(2)).tolist() == prompt_win_rates(policy, base, BestOfN(2)).tolist()
-    )
+    controlled = length_controlled([(policy, base)], BestOfN(2))
+    assert controlled.tolist() == prompt_win_rates(policy, base, BestOfN(2)).tolist()
 
 
 def test_length_control_says_where_it_cannot_know() -> None:

@@ -7,39 +7,21 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-)
+from tiny_models import tiny
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.kl import kl_from_reference_samples, rao_blackwell_kl, token_kl
 from infalign.models.packed import can_pack, response_logprobs
 
-VOCABULARY, EOS, PAD = 6, 1, 0
+VOCABULARY, EOS = 6, 1
 PROMPTS = [[2], [3, 4, 5, 2], [5, 3]]
 COMPLETIONS = [[4, 1], [3], [2, 2, 5, 3, 1]]
 
 
 def tiny_llama(seed: int, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
-    """Return a random Llama in float64 with weights large enough for distributions that are far from uniform."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.3,
-        attention_dropout=0.5,  # if a function forgets evaluation mode, its numbers are random
-        pad_token_id=PAD,
-        bos_token_id=2,
-        eos_token_id=EOS,
-    )
-    return LlamaForCausalLM(config).double()
+    """Return a random Llama in float64; if a function forgets evaluation mode, dropout makes its numbers random."""
+    return tiny(vocab_size=vocabulary, seed=seed, attention_dropout=0.5, bos_token_id=2, eos_token_id=EOS).double()
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +108,9 @@ def test_kl_estimates_do_not_depend_on_chunks(policy, reference, chunk, logits, 
 
 def test_a_model_that_does_not_pack_has_the_same_kl() -> None:
     """A window longer than every text changes nothing but how the passes are made."""
-    shape = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.3}
     found = []
     for window in (None, 64):
-        models = []
-        for seed in (0, 1):
-            torch.manual_seed(seed)
-            models.append(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=window)).double())
+        models = [tiny("Mistral", VOCABULARY, seed=seed, sliding_window=window).double() for seed in (0, 1)]
         assert [can_pack(model) for model in models] == [window is None] * 2
         of_policy = rao_blackwell_kl(*models, PROMPTS, COMPLETIONS, batch_tokens=64)
         found.append([of_policy, *kl_from_reference_samples(*models, PROMPTS, COMPLETIONS)])

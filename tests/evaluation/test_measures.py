@@ -29,11 +29,10 @@ ANSWERS = np.array([[3, 1, 2, 2, 1, 4], [5, 6, 5, 6, 7, 8], [1] * 6, [1, 2, 1, 1
 RAGGED = [[0, 0, 1, 1], [0, 1, 0], [0, 0], [1, 1, 1, 1, 1]]
 
 
-def rows_of(rewards: dict[str, list[list[float]]], **names: str) -> list[dict[str, Any]]:
+def rows_of(rewards: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
     """Return a row for each response of each model to each prompt."""
-    prompt, reward, model = (names.get(role, role) for role in ("prompt_id", "reward", "model"))
     return [
-        {prompt: f"p{number}", model: name, reward: value}
+        {"prompt_id": f"p{number}", "model": name, "reward": value}
         for name, prompts in rewards.items()
         for number, responses in enumerate(prompts)
         for value in responses
@@ -112,8 +111,8 @@ def test_models_in_one_file_are_measured_apart_and_compared_on_shared_prompts(en
 
 def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:
     """One other usual name is taken and said, two are refused, and what is ignored is named."""
-    rows = rows_of({"a": RAGGED, "b": RAGGED[::-1]}, prompt_id="problem", reward="score")
-    rows = [row | {"temperature": 1} for row in rows]
+    rows = rows_of({"a": RAGGED, "b": RAGGED[::-1]})
+    rows = [{"problem": r["prompt_id"], "model": r["model"], "score": r["reward"], "temperature": 1} for r in rows]
     table = read_reward_table(written(tmp_path / "t.csv", rows))
     assert table.notes == (
         "prompt is read from column problem.",
@@ -141,22 +140,20 @@ def test_of_many_columns_the_first_are_named(tmp_path: Path) -> None:
     assert table.notes[-1].endswith("c10, c11 and 988 more.")
     with pytest.raises(DataError, match=r"no column grade for reward; there are prompt_id, .* and 991 more$"):
         read_reward_table(tmp_path / "t.csv", Reading({"reward": "grade"}))
+    for row in rows:
+        del row["prompt_id"]
     with pytest.raises(DataError, match=r"no column prompt; there are .* and 990 more; choose one"):
-        read_reward_table(
-            written(tmp_path / "u.csv", [{k: v for k, v in row.items() if k != "prompt_id"} for row in rows])
-        )
+        read_reward_table(written(tmp_path / "u.csv", rows))
 
 
 def test_a_prompt_with_an_empty_list_of_rewards_has_none(tmp_path: Path) -> None:
     """It does not vanish: it is refused as a missing reward is, or counted among those left out."""
-    file = written(
-        tmp_path / "t.jsonl", [{"prompt_id": p, "reward": r} for p, r in (("a", [1]), ("b", []), ("c", [0]))]
-    )
+    rows = [{"prompt_id": prompt, "reward": rewards} for prompt, rewards in (("a", [1]), ("b", []), ("c", [0]))]
+    file = written(tmp_path / "t.jsonl", rows)
     with pytest.raises(DataError, match=r"line 2: column reward is missing or empty.*--missing omit leaves it out"):
         read_reward_table(file)
-    assert read_reward_table(file, Reading(missing="omit")).notes == (
-        "1 of 3 samples have no reward and are left out.",
-    )
+    table = read_reward_table(file, Reading(missing="omit"))
+    assert table.notes == ("1 of 3 samples have no reward and are left out.",)
 
 
 def test_a_row_may_hold_all_samples_of_a_prompt_or_all_models(tmp_path: Path) -> None:
@@ -206,10 +203,8 @@ def test_what_must_not_be_pooled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"column step has several values for a prompt.*--columns model=step"):
         read_reward_table(steps)
     assert means(read_reward_table(steps, Reading({"model": "step"}))) == {"10": 1.0, "20": 1.0}
-    part = Measuring(by="step")
-    assert [
-        r["part"] for r in measure(read_reward_table(steps, Reading({"model": "step"}, ["step"])), ["pass@1"], part)
-    ]
+    kept = read_reward_table(steps, Reading({"model": "step"}, ["step"]))
+    assert [record["part"] for record in measure(kept, ["pass@1"], Measuring(by="step"))] == ["10", "20"]
 
 
 def test_several_files_are_one_table_whose_models_keep_apart(tmp_path: Path) -> None:

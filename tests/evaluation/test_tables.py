@@ -70,9 +70,7 @@ def models() -> tuple[Samples, Samples]:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl", "jsonl.gz"])
-def test_a_table_of_any_kind_has_the_numbers_of_its_arrays(
-    ending: str, models: tuple[Samples, Samples], tmp_path: Path
-) -> None:
+def test_a_table_of_any_kind_has_the_numbers_of_its_arrays(ending: str, models: Any, tmp_path: Path) -> None:
     """Rows in any order and format give what the estimators give on the arrays, for every procedure."""
     policy, base = models
     paths = pair_of(models, tmp_path, ending)
@@ -98,11 +96,8 @@ def test_a_table_sorted_by_reward_gives_rewind_an_honest_threshold(tmp_path: Pat
     """Sorting rows by reward does not change what Rewind-and-Repeat wins and draws beyond noise."""
     base = np.sort(np.random.default_rng(0).random((400, 24)))
     path = write(tmp_path / "b.parquet", columns(Samples(base, base), judge=False))
-    ordered = write(
-        tmp_path / "s.parquet",
-        {"prompt_id": [f"prompt {i // 24}" for i in range(base.size)], "reward": base.ravel().tolist()},
-    )
-    (row,) = compare(path, ordered, ["rewind:0.75:8"])
+    ordered = {"prompt_id": [f"prompt {i // 24}" for i in range(base.size)], "reward": base.ravel().tolist()}
+    (row,) = compare(path, write(tmp_path / "s.parquet", ordered), ["rewind:0.75:8"])
     assert row["win_rate"] == pytest.approx(0.5, abs=0.05)  # 3 errors
     assert row["draws"]["base"]["mean"] == pytest.approx((1 - 0.75**8) / 0.25, rel=0.05)
 
@@ -141,9 +136,8 @@ def test_prompts_of_one_table_only_are_an_error_or_counted(models: tuple[Samples
     """Prompts on one side only are named; with common_prompts they are left out and counted."""
     policy, base = models
     paths = [write(tmp_path / "p.csv", columns(policy)), write(tmp_path / "b.csv", columns(drawn(25, 12, 1)))]
-    with pytest.raises(
-        DataError, match=r"5 prompts are only in .*p.csv, such as 'prompt 2\d'; .*the 25 prompts in both"
-    ):
+    said = r"5 prompts are only in .*p.csv, such as 'prompt 2\d'; .*the 25 prompts in both"
+    with pytest.raises(DataError, match=said):
         compare(*paths, ["standard"])
     (row,) = compare(*paths, ["standard"], common=True)
     assert (row["prompts"], row["policy_only_prompts"], row["base_only_prompts"]) == (25, 5, 0)
@@ -195,37 +189,30 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("text", "message"),
     [
-        ("t.csv", "prompt_id,reward\na,1\na,good\n", "t.csv line 3, prompt 'a': reward is 'good'; it must be a number"),
-        ("t.csv", "prompt_id,reward\na,1\na,NA\n", "line 3, prompt 'a': reward is 'NA'; it must be a number"),
-        ("t.csv", "prompt_id,reward\na,\n", "line 2: column reward is missing or empty"),
-        ("t.csv", "prompt_id,reward\na,1\n,2\n", "line 3: column prompt_id is missing or empty"),
-        ("t.csv", "id,reward\na,1\n", "t.csv: no column prompt; there are id, reward; choose one"),
-        (
-            "t.csv",
-            "prompt_id,reward,length\na,1,\nb,2,9\n",
-            "line 2: column length is missing or empty, but other rows",
-        ),
-        ("t.jsonl", '{"prompt_id": "a", "reward": "0.5"}', "line 1, prompt 'a': reward is '0.5'; it must be a number"),
-        ("t.csv", "prompt_id,reward\na,85%\n", "reward is '85%'; it must be a number, such as 0.85 for 85%"),
-        ("t.jsonl", f'{{"prompt_id": "a", "reward": {10**400}}}', "line 1, prompt 'a': reward is inf, which cannot be"),
-        ("t.csv", "prompt_id,reward,reward\na,1,-1\n", "the name 'reward' occurs twice"),
-        (
-            "t.csv",
-            f"prompt_id,reward\na,{2**53 + 1}\n",
-            f"line 2, prompt 'a': reward is {2**53 + 1}, which a float cannot",
-        ),
-        ("t.jsonl", f'{{"prompt_id": "a", "reward": {-(2**53) - 1}}}', "line 1, prompt 'a': reward is -900719925474"),
-        ("t.jsonl", '{"prompt_id": "a", "reward": 1}\n{"prompt_id": "a"}', "line 2: column reward is missing"),
-        ("t.jsonl", '{"prompt_id": 1.5, "reward": 1}', "line 1, prompt 1.5: prompt_id is of type float"),
+        ("prompt_id,reward\na,1\na,good\n", "t.csv line 3, prompt 'a': reward is 'good'; it must be a number"),
+        ("prompt_id,reward\na,1\na,NA\n", "line 3, prompt 'a': reward is 'NA'; it must be a number"),
+        ("prompt_id,reward\na,\n", "line 2: column reward is missing or empty"),
+        ("prompt_id,reward\na,1\n,2\n", "line 3: column prompt_id is missing or empty"),
+        ("id,reward\na,1\n", "t.csv: no column prompt; there are id, reward; choose one"),
+        ("prompt_id,reward,length\na,1,\nb,2,9\n", "line 2: column length is missing or empty, but other rows"),
+        ('{"prompt_id": "a", "reward": "0.5"}', "line 1, prompt 'a': reward is '0.5'; it must be a number"),
+        ("prompt_id,reward\na,85%\n", "reward is '85%'; it must be a number, such as 0.85 for 85%"),
+        (f'{{"prompt_id": "a", "reward": {10**400}}}', "line 1, prompt 'a': reward is inf, which cannot be"),
+        ("prompt_id,reward,reward\na,1,-1\n", "the name 'reward' occurs twice"),
+        (f"prompt_id,reward\na,{2**53 + 1}\n", f"line 2, prompt 'a': reward is {2**53 + 1}, which a float cannot"),
+        (f'{{"prompt_id": "a", "reward": {-(2**53) - 1}}}', "line 1, prompt 'a': reward is -900719925474"),
+        ('{"prompt_id": "a", "reward": 1}\n{"prompt_id": "a"}', "line 2: column reward is missing"),
+        ('{"prompt_id": 1.5, "reward": 1}', "line 1, prompt 1.5: prompt_id is of type float"),
     ],
 )
-def test_a_bad_table_is_refused_with_its_place(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_a_bad_table_is_refused_with_its_place(text: str, message: str, tmp_path: Path) -> None:
     """What is no number, absent or damaged is named by file, row and column."""
-    (tmp_path / name).write_text(text)
+    table = tmp_path / ("t.jsonl" if text.startswith("{") else "t.csv")
+    table.write_text(text)
     with pytest.raises(DataError, match=message):
-        read_reward_table(tmp_path / name)
+        read_reward_table(table)
     with pytest.raises(DataError, match="does not exist"):
         read_reward_table(tmp_path / "absent.parquet")
     spelled = write(tmp_path / "text.parquet", {"prompt_id": ["a"], "reward": ["0.5"]})  # a column of text is no number
@@ -235,10 +222,8 @@ def test_a_bad_table_is_refused_with_its_place(name: str, text: str, message: st
 
 def test_a_judge_on_one_side_only_is_an_error(models: tuple[Samples, Samples], tmp_path: Path) -> None:
     """One table with a judge and one without cannot be compared by either."""
-    paths = [
-        write(tmp_path / f"{name}.parquet", columns(side, judge=name == "p"))
-        for name, side in zip("pb", models, strict=True)
-    ]
+    policy, base = models
+    paths = write(tmp_path / "p.parquet", columns(policy)), write(tmp_path / "b.parquet", columns(base, judge=False))
     with pytest.raises(DataError, match=r"p.parquet has the column judge_reward, .*b.parquet does not"):
         compare(*paths, ["standard"])
 

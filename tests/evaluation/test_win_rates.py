@@ -27,11 +27,7 @@ def by_pairs(policy: Samples, base: Samples, ours: Procedure, theirs: Procedure)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_procedures_at_once_equal_the_sum_over_all_pairs(seed: int) -> None:
-    """Every prompt's win rate is the weighed mean over all pairs, under other procedures on the two sides, with ties.
-
-    Neither the order of the samples nor increasing maps of the two rewards change it; a procedure that looks at more
-    than ranks is asked for its weights.
-    """
+    """Under other procedures on the two sides, with ties, in any order of the samples, for increasing maps of both."""
     rng = np.random.default_rng(seed)
     sides = [rng.integers(0, 4, size=(2, 3, size)).astype(float) for size in (7, 5)]  # many ties in both rewards
     policy, base = (Samples(*side) for side in sides)
@@ -62,7 +58,6 @@ class Softmax:
     name = "softmax"
 
     def weights(self, rewards_PM: np.ndarray, thresholds_P: np.ndarray | None = None) -> np.ndarray:
-        """Return the probabilities."""
         odds = np.exp(rewards_PM)
         return odds / odds.sum(axis=1, keepdims=True)
 
@@ -129,9 +124,8 @@ def test_a_threshold_that_ties_is_passed() -> None:
 def test_what_base_samples_cannot_show_is_an_error() -> None:
     """The other half of four for four draws, and the 0.99 quantile of nineteen, whatever serves the base."""
     samples = Samples(*np.random.default_rng(0).random((2, 2, 38)))
-    four = Samples(samples.selected[:, :4], samples.judged[:, :4])
     with pytest.raises(DataError, match=r"rewind:0.5:4 needs 8 base samples"):
-        prompt_win_rates(four, four, RewindAndRepeat(0.5, 4))
+        prompt_win_rates(samples[:, :4], samples[:, :4], RewindAndRepeat(0.5, 4))
     with pytest.raises(DataError, match=r"rewind:0.99:2 needs 198 base samples per prompt, found 38"):
         prompt_win_rates(samples, samples, RewindAndRepeat(0.99, 2), Standard())
     assert prompt_win_rates(samples, samples, RewindAndRepeat(0.95, 2), Standard()).shape == (2,)

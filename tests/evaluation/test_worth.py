@@ -1,5 +1,7 @@
 """What training on stored verdicts can be worth."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import beta, binom
@@ -24,9 +26,7 @@ class Known(Counts):
     ("responses", "known", "ordinary", "law"),
     [(16, False, 0.786, 0.848), (32, False, 0.786, 0.864), (64, False, 0.786, 0.877), (16, True, 0.786, 0.936)],
 )
-def test_the_limits_of_a_known_law_are_those_computed_before(
-    responses: int, known: bool, ordinary: float, law: float
-) -> None:
+def test_a_known_law_has_the_limits_computed_before(responses: int, known: bool, ordinary: float, law: float) -> None:
     """pass@8 at .3 nats by policies that know (c + ½)/(K + 1) of Beta(.4, 1.6), or the rate, found by fixed points."""
     counts = Known([0, responses], responses)
     for name, expected in ((Standard(), ordinary), (BestOfN(8), law)):
@@ -39,21 +39,17 @@ def test_a_policy_is_the_mean_over_what_may_be_stored_of_the_optimum_on_it(rate:
     """By enumeration of c of 5, with the reward that a trainer gets."""
     at = int(np.abs(RATES - rate).argmin())
     shaping = Optimal(BestOfN(4), 0.5, pair=(0.0, 1.0))
+    shifts = np.zeros(6)
     value = kl = 0.0
     for c in range(6):
         wrong, right = shaping([0.0, 1.0], np.sort(np.arange(5) < c).astype(float)) / 0.5
+        shifts[c] = -wrong
         odds = RATES[at] / (1.0 - RATES[at]) * np.exp(right - wrong)
         q = odds / (1.0 + odds)
         chance = binom.pmf(c, 5, RATES[at])
         value += chance * (1.0 - (1.0 - q) ** 4)
         kl += chance * (q * np.log(q / RATES[at]) + (1.0 - q) * np.log((1.0 - q) / (1.0 - RATES[at])))
-    counts = Counts([0, 5], 5)
-    trained = _Trained(counts, BestOfN(4), BestOfN(4))
-    shift = [
-        -Optimal(BestOfN(4), 0.5, pair=(0.0, 1.0))([0.0], np.sort(np.arange(5) < c).astype(float))[0] / 0.5
-        for c in range(6)
-    ]
-    values, spent = trained._by_rate(np.array(shift)[:, None])
+    values, spent = _Trained(Counts([0, 5], 5), BestOfN(4), BestOfN(4))._by_rate(shifts[:, None])
     assert (values[0, at], spent[0, at]) == (pytest.approx(value), pytest.approx(kl))
 
 
@@ -94,9 +90,7 @@ def test_rates_below_what_is_seen_promise_less() -> None:
         ([1, 2], "best-of-4", [np.nan], ConfigError),
     ],
 )
-def test_what_has_no_worth_is_refused(
-    correct: list[int], procedure: str, kls: list[float], error: type[Exception]
-) -> None:
+def test_what_has_no_worth_is_refused(correct: list[int], procedure: str, kls: list[float], error: Any) -> None:
     """Fewer responses than the procedure draws, too."""
     with pytest.raises(error):
         worth(Counts(correct, 4), procedure, kls)

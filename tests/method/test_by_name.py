@@ -52,7 +52,6 @@ class Checker:
     """An object that is called."""
 
     def __call__(self, prompts: list[Any], responses: list[str], answer: list[str]) -> list[float]:
-        """Return as `ours`."""
         return ours(prompts, responses, answer)
 
 

@@ -131,8 +131,6 @@ def test_a_rank_exactly_at_the_threshold_passes(quantile: float) -> None:
 
 
 GOOD = {"name": "t", "v": [0.0, 0.5, 1.0], "phi": [0.0, -1.0, -2.0], "slope": [-2.0, -2.0, -2.0]}
-
-
 CHANGES: list[dict[str, Any]] = [
     *({"v": v} for v in ([0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 2.0, 1.0], [0.1, 0.5, 1.0], [0.0, 0.5, 0.9])),
     *({"v": few, "phi": few, "slope": few} for few in ([], [0.0])),

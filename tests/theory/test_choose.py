@@ -18,10 +18,7 @@ from infalign.theory.tabulation import smoothed, tabulated
 
 
 def test_a_point_has_both_betas_and_the_standard_win_rate() -> None:
-    """The β of the normalised e^{t(u−1)} is e^{−t} times the paper's; a plain draw of log at β = 1 wins 2/3.
-
-    The base under Best-of-4 beats its plain samples with 4/5, in the limit of no KL.
-    """
+    """Best-of-4 beats a plain draw with 4/5; the β of e^{t(u−1)} is e^{−t} times the paper's; log at β = 1 wins 2/3."""
     assert curve_point(BestOfN(4), Log(), kl=1e-9, base=Standard()).win_rate == pytest.approx(0.8, abs=1e-4)
     point = curve_point(BestOfN(4), Exponential(10.0), kl=1.0)
     assert point.normalized_beta == pytest.approx(point.beta * np.exp(-10.0), rel=1e-14)
@@ -64,9 +61,7 @@ def test_a_point_needs_exactly_one_budget() -> None:
     ("name", "transform", "rollouts", "win_rate"),
     [("best-of-4", "exp:10", 16, 0.867), ("best-of-4", "exp:20", 16, 0.8725), ("best-of-32", "exp:100", 100, 0.977)],
 )
-def test_a_network_that_generalizes_wins_what_is_known(
-    name: str, transform: str, rollouts: int, win_rate: float
-) -> None:
+def test_a_generalizing_network_wins_what_is_known(name: str, transform: str, rollouts: int, win_rate: float) -> None:
     """At half a nat, computed elsewhere; memorizing the same rollouts wins 3 points less and more."""
     procedure, phi = parse_procedure(name), parse_transform(transform)
     generalizing = law_at_kl(smoothed(phi, rollouts), kl=0.5).win_rate(procedure)
@@ -92,22 +87,8 @@ def test_smoothing_is_the_mean_over_all_counts_and_leaves_identity_alone() -> No
         exact = binom.pmf(counts, 12, u[:, None]) @ phi - phi[-1]
         table = smoothed(transform, 12)
         assert table.drop(1 - u) * table.scale / transform.scale == pytest.approx(exact, rel=1e-6)
-    assert law_at_kl(smoothed(Identity(), 7), kl=0.5).win_rate(BestOfN(4)) == pytest.approx(
-        law_at_kl(Identity(), kl=0.5).win_rate(BestOfN(4)), abs=1e-9
-    )
-
-
-@pytest.mark.slow
-def test_finite_rollouts_turn_the_ranking_around() -> None:
-    """For Best-of-32 the exact optimum is best with exact ranks and for who generalizes, an exponential under both."""
-    ranking = choose(BestOfN(32), kl=0.5, rollouts=100)
-    optimum = next(c for c in ranking.candidates if c.transform.name.startswith("optimal"))
-    assert optimum.limit == max(c.limit for c in ranking.candidates)
-    assert optimum.limit == pytest.approx(rank_optimum(BestOfN(32), kl=0.5).win_rate, abs=1e-9)
-    assert optimum.behind > 5 * optimum.behind_error > 0
-    assert isinstance(ranking.recommended.transform, Exponential)
-    assert ranking.recommended is ranking.candidates[0]
-    assert [c.behind for c in ranking.candidates] == sorted(c.behind for c in ranking.candidates)
+    wins, exact = (law_at_kl(phi, kl=0.5).win_rate(BestOfN(4)) for phi in (smoothed(Identity(), 7), Identity()))
+    assert wins == pytest.approx(exact, abs=1e-9)
 
 
 def test_the_recommendation_is_good_under_both_limits() -> None:

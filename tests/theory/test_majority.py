@@ -1,4 +1,4 @@
-"""Majority vote and pass@k over answers, against all possible draws in exact fractions and other optimisers."""
+"""Majority vote over answers, against all possible draws in exact fractions and other optimisers."""
 
 import math
 from collections import Counter
@@ -8,13 +8,11 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from finite_model import FiniteModel
 from majority_optimum import optimal_answers
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.procedures import BestOfN
 from infalign.method.procedures.majority import MajorityVote
 
 POLICY = [Fraction(1, 2), Fraction(1, 3), Fraction(1, 12), Fraction(1, 12)]
@@ -78,23 +76,6 @@ def test_no_optimizer_finds_a_better_policy(n: int, kl: float) -> None:
     search = {"method": "Nelder-Mead", "options": {"xatol": 1e-6, "fatol": 1e-10}}
     found = -min(minimize(loss, start, **search).fun for start in starts)
     assert best.value - best.beta * kl == pytest.approx(found, abs=1e-7)
-
-
-def test_pass_at_k_is_best_of_k_selected_by_the_truth() -> None:
-    """FiniteModel's Best-of-k with rewards 0 and 1 maximizes pass@k at twice its β; samples estimate it likewise."""
-    p, k = 0.1, 5
-    best = FiniteModel([1 - p, p], [0.0, 1.0]).optimum(BestOfN(k), kl=0.2)
-
-    def loss(right: float) -> float:
-        kl = right * math.log(right / p) + (1 - right) * math.log((1 - right) / (1 - p))
-        return 2 * best.beta * kl - (1 - (1 - right) ** k)
-
-    known = minimize_scalar(loss, bounds=(1e-6, 1 - 1e-6), method="bounded", options={"xatol": 1e-12})
-    assert best.policy[1] == pytest.approx(known.x, abs=1e-6)
-    assert 2 * best.value - 1 == pytest.approx((1 - p) ** k - (1 - best.policy[1]) ** k, abs=1e-12)
-    right = np.array([[0.0, 1, 0, 0, 1, 0, 0, 0]])
-    estimate = float((BestOfN(k).weights(right) * right).sum())
-    assert estimate == pytest.approx(1 - math.comb(6, k) / math.comb(8, k), abs=1e-14)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -1,29 +1,19 @@
 """The optimal transformation: known answers, exact identities, and optimisers that try to beat it."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from infalign.core.errors import ConfigError
-from infalign.method.procedures import (
-    BestOfN,
-    Mixture,
-    RewindAndRepeat,
-    Served,
-    Standard,
-    WorstOfN,
-    distortion,
-    parse_procedure,
-)
+from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, Standard, WorstOfN, distortion, parse_procedure
 from infalign.method.procedures.order_statistics import kth_best, top_k
 from infalign.method.transforms import Identity, Power, parse_transform
 from infalign.theory.contest import Contest
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import rank_optimum, stationarity
-
-# Known answers
 
 KNOWN = [  # W and KL at β = 1, 0.1 and 0.01, from Taylor series in 40 digits of the equation in docs/derivations.md
     ("best-of-2", 0.624265311655, 0.058807569884, 0.907247538204, 1.096989777262, 0.989966810632, 3.286633594487),
@@ -82,9 +72,6 @@ def test_at_small_kl_the_power_is_optimal(procedure: BestOfN | WorstOfN) -> None
     assert law_at_kl(power, kl=kl).win_rate(procedure) - 0.5 == pytest.approx(best, rel=2e-3)
 
 
-# Exact identities
-
-
 @pytest.mark.parametrize("n", [2, pytest.param(8, marks=pytest.mark.slow), 128])
 @pytest.mark.parametrize("beta", [1e3, pytest.param(1.0, marks=pytest.mark.slow), 1e-2, 1e-3])
 def test_identities_of_best_and_worst_of_n(n: int, beta: float) -> None:
@@ -127,9 +114,6 @@ def test_one_draw_is_optimal_under_the_identity(procedure: Served, beta: float) 
     assert table.scale * (table(u) - table(1.0)) == pytest.approx(u - 1, abs=1e-8)
 
 
-# Several stationary points, and budgets
-
-
 @pytest.mark.parametrize(("beta", "value"), [(0.5, 7.8e-5), (0.3, 7.8e-5), (0.2, 0.1213)])
 def test_the_best_of_several_stationary_points_is_returned(beta: float, value: float) -> None:
     """Worst-of-8 against a base served by Best-of-8 has one or three stationary points; the best one jumps."""
@@ -140,7 +124,7 @@ def test_the_best_of_several_stationary_points_is_returned(beta: float, value: f
 BUDGETS = [(procedure, kl) for procedure in (WorstOfN(4), RewindAndRepeat(0.85, 32)) for kl in (1e-9, 0.5)]
 BUDGETS += [(BestOfN(n), kl) for n in (2, 128) for kl in (1e-15, 0.5, 5.0)]
 SLOW = [kth_best(2, 8), top_k(2, 8), RewindAndRepeat(0.85, 4, "best"), Standard()]
-SLOW += [Mixture(((0.5, BestOfN(4)), (0.5, WorstOfN(2))))]
+SLOW += [parse_procedure("0.5*best-of-4+0.5*worst-of-2")]
 SLOW_BUDGETS = [pytest.param(one, kl, marks=pytest.mark.slow) for one in SLOW for kl in (1e-3, 1.0)]
 
 
@@ -154,9 +138,6 @@ def test_a_budget_is_spent(procedure: Served, kl: float) -> None:
         again = rank_optimum(procedure, beta=optimum.beta)
         assert (again.win_rate, again.kl) == pytest.approx((optimum.win_rate, kl), abs=1e-8)
     assert max(0.5, rank_optimum(procedure, kl=kl / 2).win_rate) <= optimum.win_rate <= 1.0
-
-
-# Certificates
 
 
 @pytest.mark.parametrize(
@@ -195,9 +176,6 @@ def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
         assert optimum.residual < 1e-6
 
 
-# Refusals
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -207,20 +185,24 @@ def test_a_mass_in_the_last_thousandth_is_resolved() -> None:
         *(({"kl": kl}, f"the KL budget must be positive and finite, found {kl}") for kl in (0, -0.5, np.nan, np.inf)),
         ({"beta": 1e20}, r"beta = 1e\+20 leaves the base policy unchanged; lower it"),
         ({"kl": 1e-60}, "a KL of 1e-60 leaves the base policy unchanged; give at least 1e-20"),
-        ({"kl": 1e300}, r"the optimum for best-of-2 at 1e\+300 nats is beyond what can be computed"),
-        ({"kl": 1e4}, "the optimum for best-of-2 at 10000 nats is beyond what can be computed; give a smaller"),
     ],
 )
 def test_senseless_settings_are_refused(settings: dict[str, float], message: str) -> None:
-    """A setting that is missing, doubled, senseless or out of reach is a ConfigError with its value."""
+    """A setting that is missing, doubled or senseless is a ConfigError with its value."""
     with pytest.raises(ConfigError, match=message):
         rank_optimum(BestOfN(2), **settings)
 
 
-@pytest.mark.parametrize(("procedure", "kl"), [(WorstOfN(1024), 30.0), (RewindAndRepeat(0.999, 1024), 5.0)])
+@pytest.mark.parametrize(
+    ("procedure", "kl"),
+    [(BestOfN(2), 1e300), (BestOfN(2), 1e4), (WorstOfN(1024), 30.0), (RewindAndRepeat(0.999, 1024), 5.0)],
+)
 def test_a_budget_out_of_reach_is_refused(procedure: Served, kl: float) -> None:
     """Worst-of-N is so easily won that 1 − W is rounding at a large budget."""
-    with pytest.raises(ConfigError, match=rf"the optimum for {procedure.name} at {kl:g} nats is beyond what can be"):
+    message = re.escape(
+        f"the optimum for {procedure.name} at {kl:g} nats is beyond what can be computed; give a smaller"
+    )
+    with pytest.raises(ConfigError, match=message):
         rank_optimum(procedure, kl=kl)
 
 
@@ -236,9 +218,7 @@ def test_a_base_that_rewinds_is_solved_across_its_jump(name: str, quantile: floa
     assert found.self_check < 1e-7
     for other in ("identity", "log", "exp:3", "exp:10", "exp:-5", "power:7"):
         assert law_at_kl(parse_transform(other), kl=kl).win_rate(procedure, base) < found.win_rate
+    beside = np.array([-2e-6, -1e-6]), np.array([1e-6, 2e-6])
     jump = float(distortion(base).density(quantile) / distortion(base).density(quantile - 1e-9))
-    below, above = (float(-np.diff(found.transform.drop(1.0 - (quantile + side)))[0]) for side in STEPS)
+    below, above = (float(-np.diff(found.transform.drop(1.0 - (quantile + side)))[0]) for side in beside)
     assert below / above == pytest.approx(1.0 / jump, rel=0.01)
-
-
-STEPS = np.array([-2e-6, -1e-6]), np.array([1e-6, 2e-6])
