@@ -86,6 +86,20 @@ def calibrated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of a tiny random policy."""
+    return micro.write_policy(tmp_path_factory.mktemp("model") / "policy")
+
+
+@pytest.fixture(scope="session")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return an `Enumerable`: a reference whose responses can be listed."""
+    import enumerable
+
+    return enumerable.enumerable(tmp_path_factory.mktemp("enumerable") / "reference")
+
+
+@pytest.fixture(scope="session")
 def browser() -> Any:
     """Return a headless Chromium that keeps its console and network logs."""
     webdriver = pytest.importorskip("selenium.webdriver")

@@ -9,14 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from faults.server import RolloutServer
-from transformers import AutoModelForSequenceClassification, MistralConfig, MistralForCausalLM
+from tiny_models import tiny
+from transformers import AutoModelForSequenceClassification
 
 from infalign import ClassifierReward, Rollouts, calibrate_prompts, evaluate, sample, score
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import hash_file
 from infalign.models.conversations import decode
 from infalign.models.policy import Policy, identity
-from infalign.models.settings import Compute
+from infalign.models.scratch import new_policy, train_tokenizer
+from infalign.models.settings import Compute, Scratch
 from infalign.sampling.prompts import Prompts, Sampler
 from infalign.sampling.rollouts import read_rollouts
 from infalign.sampling.settings import KINDS
@@ -26,12 +28,6 @@ PROMPTS = [
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Please explain the moon."}],
     {"prompt": "What is the moon?", "answer": "m"},
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of a tiny random policy."""
-    return micro.write_policy(tmp_path_factory.mktemp("calls") / "policy")
 
 
 def test_responses_are_those_of_a_run_by_any_engine(model: str, tmp_path: Path) -> None:
@@ -53,11 +49,10 @@ def test_responses_are_those_of_a_run_by_any_engine(model: str, tmp_path: Path) 
 def test_a_slower_engine_is_announced(model: str) -> None:
     """A model whose layers attend to a window draws with transformers, with a warning that says why."""
     tokenizer = Policy.of(model).tokenizer
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = MistralConfig(vocab_size=len(tokenizer), num_key_value_heads=1, sliding_window=4, **shape, **ends)
+    shape = {"sliding_window": 4, "max_position_embeddings": 192, "eos_token_id": tokenizer.eos_token_id}
+    windowed = tiny("Mistral", len(tokenizer), pad_token_id=tokenizer.pad_token_id, **shape)
     with pytest.warns(UserWarning, match=r"responses are drawn with transformers' generate, which is slower"):
-        sample((MistralForCausalLM(config), tokenizer), PROMPTS, 2, max_new_tokens=2)
+        sample((windowed, tokenizer), PROMPTS, 2, max_new_tokens=2)
 
 
 def test_a_folder_continues_and_grows(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +142,12 @@ def test_a_reward_is_also_a_spelling_or_a_folder(model: str, tmp_path: Path, mon
     drawn = sample(model, PROMPTS[::2], 4, max_new_tokens=5)
     assert asked["answer"] == [None, "m"]
     np.testing.assert_array_equal(asked["reference_rewards"], np.sort(score("mine.py:letters", drawn)))
-    with pytest.raises(DataError, match=r"reward letters, row 0 .*nan"):
-        score(named("letters", lambda responses: [float("nan")] * len(responses)), rollouts)
 
+    def broken(responses: list[str]) -> list[float]:
+        return [float("nan")] * len(responses)
 
-def named(name: str, function: Any) -> Any:
-    """Return a function under a name."""
-    function.__name__ = name
-    return function
+    with pytest.raises(DataError, match=r"reward broken, row 0 .*nan"):
+        score(broken, rollouts)
 
 
 def test_kl_and_win_rates_are_those_of_the_enumerated_responses(model: str) -> None:
@@ -167,9 +160,12 @@ def test_kl_and_win_rates_are_those_of_the_enumerated_responses(model: str) -> N
     def check(responses: list[str]) -> list[float]:
         return [float(text[:1] in tuple("aeioumnp")) for text in responses]
 
+    def first_token(network: Any, ids: list[int]) -> np.ndarray:
+        return network(torch.tensor([ids])).logits[0, -1].detach().double().softmax(-1).numpy()
+
     found = evaluate(policy, PROMPTS, check, "best-of-2", reference=reference, samples=400, max_new_tokens=1)
     asked = sample(reference, PROMPTS, 1, max_new_tokens=1).prompts.token_ids
-    p, q = ([_first_token(one.model, ids) for ids in asked] for one in (policy, reference))
+    p, q = ([first_token(one.model, ids) for ids in asked] for one in (policy, reference))
     exact_kl = np.mean([(a * np.log(a / b)).sum() for a, b in zip(p, q, strict=True)])
     assert found["KL, nats"]["policy"]["mean"] == pytest.approx(exact_kl, rel=1e-5)
     right = np.array(check(decode(reference.tokenizer, [[i] for i in range(p[0].size)])), bool)
@@ -180,16 +176,8 @@ def test_kl_and_win_rates_are_those_of_the_enumerated_responses(model: str) -> N
     assert max(map(len, str(found).splitlines())) <= 100
 
 
-def _first_token(network: Any, ids: list[int]) -> np.ndarray:
-    with torch.no_grad():
-        return network(torch.tensor([ids])).logits[0, -1].double().softmax(-1).numpy()
-
-
 def test_what_cannot_be_compared_is_refused(model: str, tmp_path: Path) -> None:
     """Another tokenizer, fewer samples than the procedure draws, and a reward that leaves out by the response."""
-    from infalign.models.scratch import new_policy, train_tokenizer
-    from infalign.models.settings import Scratch
-
     words = train_tokenizer(["Quite another text, with other words!"] * 9, Scratch(**micro.SCRATCH))
     other = (new_policy(Scratch(**micro.SCRATCH), words, seed=0), words)
     with pytest.raises(ConfigError, match="differs from the reference's"):

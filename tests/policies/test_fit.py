@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import micro
 import numpy as np
 import pytest
 import torch
@@ -11,13 +10,19 @@ from transformers import AutoModelForCausalLM
 
 from infalign import best_of, evaluate, fit, fit_online, optimum, sample, score, tilted
 from infalign.core.errors import ConfigError, DataError
+from infalign.data.messages import from_cell
 from infalign.method.laws import Law
 from infalign.models.policy import Policy
 from infalign.models.settings import Compute, Fit
+from infalign.models.tokenizers import load_tokenizer
+from infalign.rewards.sources import load_reward
 from infalign.sampling.sample import Rollouts
 from infalign.training.objectives import Ascent
+from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
+from infalign.training.on_policy_trainer import Problem, fit_on_policy
 from infalign.training.output_folder import Target
 from infalign.training.solvers import read_solver
+from infalign.training.strength import choose_strength
 
 PROMPTS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(12)]
 HOW = {"epochs": 4, "learning_rate": 3e-3, "batch_size": 16}
@@ -26,12 +31,6 @@ HOW = {"epochs": 4, "learning_rate": 3e-3, "batch_size": 16}
 def vowels(responses: list[str]) -> list[float]:
     """Return the number of vowels, which few responses share."""
     return [sum(text.count(letter) for letter in "aeiou") + len(set(text)) / 100 for text in responses]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of a tiny random policy."""
-    return micro.write_policy(tmp_path_factory.mktemp("fit") / "policy")
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +52,6 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_stored_training_is_that_of_the_solver(model: str, rollouts: Rollouts, tmp_path: Path) -> None:
     """The weights are those of the solver's own training on the rows; a loaded reference stays as it was."""
-    from infalign.training.offline_trainer import RolloutRegression, fit_to_rollouts
-    from infalign.training.strength import choose_strength
-
     law, how = tilted(score(vowels, rollouts), "exp:10", kl=0.5), HOW | {"epochs": 2, "learning_rate": 1e-2}
     reference = Policy.of(model)
     before = {name: weight.clone() for name, weight in weights(reference).items()}
@@ -81,10 +77,6 @@ def test_stored_training_is_that_of_the_solver(model: str, rollouts: Rollouts, t
 
 def test_fresh_training_ranks_among_the_laws_rewards(model: str, rollouts: Rollouts, tmp_path: Path) -> None:
     """The weights are those of the on-policy trainer with the law's β, shaping and references; columns arrive."""
-    from infalign.data.messages import from_cell
-    from infalign.models.tokenizers import load_tokenizer
-    from infalign.rewards.sources import load_reward
-    from infalign.training.on_policy_trainer import Problem, fit_on_policy
 
     def check(responses: list[str], answer: list[str]) -> list[float]:
         return [len(text) + len(true) for text, true in zip(responses, answer, strict=True)]

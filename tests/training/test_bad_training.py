@@ -29,13 +29,10 @@ from infalign.steps.dry_run import print_plan
 from infalign.steps.train import coarse_ranks
 from infalign.training.common import run_training, trainer_config
 
-# Calibrated rewards of another model
-
 
 def settings(root: Path) -> dict[str, Any]:
     """Return the recipe of a run with a trained reward model and one policy, in one process."""
-    changes = {"judge": micro.GOLD, "report_to": []}
-    recipe = micro.settings(root) | changes
+    recipe = micro.settings(root) | {"judge": micro.GOLD, "report_to": []}
     recipe["policies"] = {"aware": recipe["policies"]["aware"]}
     del recipe["gold"]
     return recipe
@@ -65,21 +62,17 @@ def recipe_of(root: Path) -> Recipe:
     return load_recipe(micro.write(root.parent / "recipe.yaml", settings(root)))
 
 
-def exchange(folder: Path) -> None:
-    """Put other weights into a model folder."""
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: 2 * values for name, values in weights.items()}, folder / "model.safetensors", {"format": "pt"})
-
-
 @pytest.mark.parametrize("name", ["reward", "reference"])
 def test_an_exchanged_model_is_noticed(name: str, root: Path) -> None:
     """A run takes no rewards of other weights; what it says to do helps."""
-    exchange(Layout(root).model(name))
-    weights = f"models/{name}/model.safetensors"
-    with pytest.raises(DataError, match=f"{weights} is damaged, so it is no longer what .* made; delete it and rerun"):
+    weights = Layout(root).model(name) / "model.safetensors"
+    others = {name: 2 * values for name, values in load_file(weights).items()}
+    save_file(others, weights, {"format": "pt"})
+    damaged = f"models/{name}/model.safetensors is damaged, so it is no longer what .* made; delete it and rerun"
+    with pytest.raises(DataError, match=damaged):
         train(root)
     assert not Layout(root).model("aware").exists()
-    (root / weights).unlink()
+    weights.unlink()
     train(root)
     assert Layout(root).model("aware").is_dir()
 
@@ -108,50 +101,28 @@ def test_a_digest_is_of_what_a_model_computes(root: Path, tmp_path: Path) -> Non
     assert model_digest("owner/name") == "owner/name"
 
 
-# A loss that is no number
-
-
-class NaNAt(Trainer):
-    """Fine-tuning whose loss is NaN at one step."""
-
-    def __init__(self, step: int, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._step = step
-
-    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """Return the model's loss, or NaN."""
-        return super().compute_loss(model, inputs) * (nan if self.state.global_step + 1 == self._step else 1.0)
-
-
 @pytest.mark.parametrize(("step", "stopped", "kept"), [(10, 10, None), (61, 62, 50), (75, 75, 50)])
 def test_a_loss_that_is_no_number_stops_the_training(
     step: int, stopped: int, kept: int | None, case: Enumerable, tmp_path: Path
 ) -> None:
     """Of 100 steps every second is logged and every 25th saved; no checkpoint is written once the loss was NaN."""
+
+    class NaNAt(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+            return super().compute_loss(model, inputs) * (nan if self.state.global_step + 1 == step else 1.0)
+
     model, _ = load_policy(case.folder)
     rows = [{"input_ids": ids, "labels": ids} for ids in case.prompt_ids[:1]] * 100
     fit, job = Fit(batch_size=1, learning_rate=1e-4), job_in(tmp_path)
-    trainer = NaNAt(step, model=model, args=trainer_config(TrainingArguments, fit, job), train_dataset=rows)
-    with pytest.raises(InfalignError, match=f"at step {stopped} .* nan; {found(kept)}; lower fit.learning_rate"):
+    trainer = NaNAt(model=model, args=trainer_config(TrainingArguments, fit, job), train_dataset=rows)
+    said = f"the checkpoint of step {kept} is kept" if kept else "no step was saved"
+    with pytest.raises(InfalignError, match=f"at step {stopped} .* nan; {said}; lower fit.learning_rate"):
         run_training(trainer, job)
-    assert_only_kept(kept, job.folder)
-
-
-def found(kept: int | None) -> str:
-    """Return what the message says about checkpoints."""
-    return f"the checkpoint of step {kept} is kept" if kept else "no step was saved"
-
-
-def assert_only_kept(kept: int | None, folder: Path) -> None:
-    """Check that there is that checkpoint and no other, with finite weights, and no model."""
-    checkpoints = list(folder.glob("checkpoint-*"))
+    checkpoints = list(job.folder.glob("checkpoint-*"))
     assert [path.name for path in checkpoints] == ([f"checkpoint-{kept}"] if kept else [])
     for path in checkpoints:
         assert all(bool(values.isfinite().all()) for values in load_file(path / "model.safetensors").values())
-    assert not (folder.parent / "saved").exists()
-
-
-# Too few rollouts
+    assert not (tmp_path / "policy").exists()
 
 
 @pytest.mark.parametrize(
@@ -166,9 +137,7 @@ def assert_only_kept(kept: int | None, folder: Path) -> None:
         ({"policies.aware": "{transform: raw, kl_budget: 1}"}, []),
     ],
 )
-def test_too_few_rollouts_are_said_before_they_are_drawn(
-    changes: dict[str, Any], said: list[str], tmp_path: Path
-) -> None:
+def test_too_few_rollouts_are_said_before_they_are_drawn(changes: Any, said: list[str], tmp_path: Path) -> None:
     """A policy that loses more than two points to coarse ranks has a warning, where theory knows; others have none."""
     rollout = {"prompts": 12, "k": 16, "max_new_tokens": 12}
     path = micro.write(tmp_path / "recipe.yaml", settings(tmp_path) | {"rollout": rollout})

@@ -39,16 +39,6 @@ OFFLINE = ("qrpo", "guided", "distil")
 Training = Callable[[Path, OnProgress], list[dict[str, Any]]]
 
 
-def stopped_at(step: int) -> OnProgress:
-    """Return a report that stops the training after a step, before anything of it is saved."""
-
-    def report(done: int, total: int, note: str) -> None:
-        if done == step:
-            raise StoppedError
-
-    return report
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a tiny Llama with a chat template."""
@@ -117,9 +107,14 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def interrupted(training: Training, folder: Path, step: int) -> None:
-    """Train until after a step, which is not saved."""
+    """Train until after a step, before anything of it is saved."""
+
+    def stop(done: int, total: int, note: str) -> None:
+        if done == step:
+            raise StoppedError
+
     with pytest.raises(StoppedError):
-        training(folder, stopped_at(step))
+        training(folder, stop)
 
 
 KINDS = ["sft", "reward model", *OFFLINE, "ppo"]

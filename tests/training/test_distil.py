@@ -20,8 +20,6 @@ from infalign.models.settings import Fit
 from infalign.training.offline_trainer import Distillation, RolloutRegression, fit_to_rollouts
 from infalign.training.solvers.qrpo import qrpo
 
-K = 6  # rollouts of a prompt in the micro world
-
 
 def test_a_student_reaches_its_teacher(case: Enumerable, tmp_path: Path) -> None:
     """A plain model ends within 0.01 nats of a random guide that is at least 0.2 nats from the reference."""

@@ -92,18 +92,13 @@ def test_an_adapter_is_trained_and_merged(name: str, case: Enumerable, tmp_path:
 
 @pytest.mark.slow
 def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
-    """`infalign run --until train` under torchrun leaves whole models that moved, and a run that goes on from there.
-
-    What is no training, as the reference's states, is done by the first process, for which the other waits.
-    """
+    """`infalign run --until train` under torchrun leaves whole models that moved, and a run that goes on from there."""
     root, fit = tmp_path / "run", micro.FIT | {"batch_size": 24}
     one = {"reward": micro.GOLD, "judge": micro.GOLD, "report_to": []}
     policies = {name: {"solver": name, "beta": 0.5, "generations": 4, "fit": fit} for name in ("ppo", "maxk")}
     policies["adapter"] = policies["ppo"] | {"fit": fit | {"lora": {"rank": 2}, "device_batch_size": 6}}
-    policies["last"] = {
-        "beta": 0.5,
-        "fit": fit | {"bf16": True, "epochs": 4, "learning_rate": 1e-2} | {"lora": {"rank": 2, "layers": 1}},
-    }
+    last = {"bf16": True, "epochs": 4, "learning_rate": 1e-2, "lora": {"rank": 2, "layers": 1}}
+    policies["last"] = {"beta": 0.5, "fit": fit | last}
     path = micro.write(tmp_path / "recipe.yaml", micro.settings(root) | one | {"policies": policies})
     recipe = load_recipe(path)
     whole_run.run_recipe(recipe, until="calibrate", console=Console(quiet=True))
@@ -117,13 +112,8 @@ def test_two_processes_train_the_policies_of_a_run(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     done = [line.split()[1] for line in ended.stdout.splitlines() if line.startswith("✓")]
-    assert sorted(done) == sorted(
-        [
-            *(f"train-{name}" for name in policies),
-            *(f"states-below-1-{part}" for part in range(4)),
-            "logprobs-below-1-bf16",
-        ]
-    )
+    states = [f"states-below-1-{part}" for part in range(4)]
+    assert sorted(done) == sorted([*(f"train-{name}" for name in policies), *states, "logprobs-below-1-bf16"])
     for name in policies:
         weights = load_file(Layout(root).model(name) / "model.safetensors")
         assert moved(weights, Layout(root).model("reference")) > 1e-5

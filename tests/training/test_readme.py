@@ -18,33 +18,18 @@ SCRATCH = Scratch(vocabulary=300, hidden=32, layers=2, context=64)
 PROMPTS = [exercise.prompt for exercise in exercises(10, seed=0)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a run directory's models and calibrated prompts, tiny and random."""
-    root = tmp_path_factory.mktemp("demo")
-    tokenizer = train_tokenizer([*PROMPTS, "Take 1 2"], SCRATCH)
-    save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, root / "models" / "reference")
-    rng = np.random.default_rng(0)
-    rows = [
-        {
-            "prompt_id": text,
-            "prompt": [{"role": "user", "content": text}],
-            "reference_rewards": np.sort(rng.integers(0, 2, 16).astype(float)).tolist(),
-        }
-        for text in PROMPTS
-    ]
-    Dataset.from_list(rows).to_parquet(root / "calibrated.parquet")
-    return root
-
-
 @pytest.mark.filterwarnings("ignore:what was learned gains nothing")  # of four rollouts of 16 prompts
-def test_the_readmes_python_runs(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Both run as they stand: the method prints the rates of its comments, and TRL logs finite rewards."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "demo").symlink_to(folder)
+    run, rng = tmp_path / "runs" / "demo", np.random.default_rng(0)
+    tokenizer = train_tokenizer([*PROMPTS, "Take 1 2"], SCRATCH)
+    save_model(new_policy(SCRATCH, tokenizer, seed=0), tokenizer, run / "models" / "reference")
+    calibrated = [
+        {"prompt_id": text, "prompt": [{"role": "user", "content": text}], "reference_rewards": sorted(rewards)}
+        for text, rewards in zip(PROMPTS, rng.integers(0, 2, (10, 16)).astype(float).tolist(), strict=True)
+    ]
+    Dataset.from_list(calibrated).to_parquet(run / "calibrated.parquet")
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     method, calls, inside_trl = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(method, {})

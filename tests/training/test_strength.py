@@ -101,7 +101,6 @@ def test_the_gain_is_that_of_what_is_served(procedure: Served, binary: bool) -> 
     weights = np.array([1.0, 2, 3, 1, 2, 4])
 
     def served(law: Array) -> Array:
-        """Return the probability that each rollout's reward is served, by all draws."""
         found, draws = np.zeros(6), getattr(procedure, "n", 1)
         sets = permutations(range(6), draws) if is_extreme(procedure) else product(range(6), repeat=draws)
         for drawn in sets:
@@ -119,14 +118,3 @@ def test_the_gain_is_that_of_what_is_served(procedure: Served, binary: bool) -> 
     worth = rewards if binary else wins @ base
     expected = float((policy - base) @ worth)
     assert served_gain(rewards, weights, procedure, binary=binary) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("procedure", [BestOfN(4), WorstOfN(4), BestOfN(8), WorstOfN(8)])
-def test_weights_that_are_noise_gain_nothing(procedure: Served) -> None:
-    """Of a law that has nothing to do with the rewards, right or wrong as they are; the mean over prompts is 0."""
-    rng = np.random.default_rng(0)
-    rewards = rng.random((4000, 16)) < rng.beta(1, 1, (4000, 1))
-    weights = np.exp(rng.normal(-0.125, 0.5, rewards.shape))
-    pairs = zip(rewards.astype(float), weights, strict=True)
-    gains = [served_gain(rewards_K, weight_K, procedure, binary=True) for rewards_K, weight_K in pairs]
-    assert abs(np.mean(gains)) < 3 * np.std(gains) / np.sqrt(len(gains))

@@ -51,9 +51,8 @@ def test_the_rate_with_the_lowest_held_out_loss_is_chosen(case: Enumerable, tmp_
     for rate in (1e-3 * factor for factor in TRIAL_RATES):
         torch.manual_seed(0)
         tried = fit.model_copy(update={"epochs": 2.0, "learning_rate": rate})
-        history = fit_to_rollouts(
-            LOSS, start(case), case.rollouts(16), law, tried, job_in(tmp_path / str(rate))
-        ).history
+        job = job_in(tmp_path / str(rate))
+        history = fit_to_rollouts(LOSS, start(case), case.rollouts(16), law, tried, job).history
         losses[str(rate)] = [row["eval_loss"] for row in history if "eval_loss" in row][-1]
     assert chosen["trials"] == pytest.approx(losses)
     assert chosen == {"learning_rate": float(min(losses, key=losses.__getitem__)), "passes": 8, "trials": losses}
@@ -67,9 +66,7 @@ def test_the_rate_with_the_lowest_held_out_loss_is_chosen(case: Enumerable, tmp_
         lambda done, note: "trying" not in note and done == 3,
     ],
 )
-def test_a_tuning_that_is_stopped_ends_as_an_undisturbed_one(
-    case: Enumerable, tmp_path: Path, where: Callable[[int, str], bool]
-) -> None:
+def test_a_tuning_that_is_stopped_ends_as_an_undisturbed_one(case: Enumerable, tmp_path: Path, where: Any) -> None:
     """In a trial, of which earlier ones are not repeated, or after them, with an adapter drawn from the seed."""
     fit, folder = Fit(epochs=2, batch_size=108, lora=Lora(rank=2)), tmp_path / "stopped"
     whole = tuned(case, tmp_path / "whole", fit)
