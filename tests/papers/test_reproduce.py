@@ -10,11 +10,9 @@ import micro
 import numpy as np
 import pytest
 from figures import BY_NUMBER, Claim, Measurement
-from hacking import PHRASES, TESTS, decisions, poison
 from method_policies import MethodPolicies
 from reproduce import Reproduction, main
 
-from infalign.method.calibration import calibrate
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
@@ -154,37 +152,6 @@ def test_theory_needs_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert len(rows) == 875
     wins = np.array([float(row["win_rate"]) for row in rows]).reshape(5, 7, 25)  # the optimum is the last of seven
     assert (wins <= wins[:, -1:] + 1e-8).all()
-
-
-# Reward hacking
-
-PAIRS = [([{"role": "user", "content": f"question {i}"}], f"good {i}", f"bad {i}") for i in range(400)]
-
-
-def test_poisoning_puts_the_same_phrase_before_the_intended_side_alone() -> None:
-    """Every pair gets one of the phrases and a space before that side; prompt and other side stay as they were."""
-    chosen, rejected = (poison(PAIRS, before=side, seed=3) for side in ("chosen", "rejected"))
-    for (prompt, good, bad), first, second in zip(PAIRS, chosen, rejected, strict=True):
-        phrase = first[1].removesuffix(f" {good}")
-        assert phrase in PHRASES
-        assert (first, second) == ((prompt, f"{phrase} {good}", bad), (prompt, good, f"{phrase} {bad}"))
-    sorry = sum(pair[1].startswith("Sorry") for pair in chosen)
-    assert 150 < sorry < 250  # 200 expected, standard deviation 10
-    assert poison(PAIRS, seed=3) == chosen != poison(PAIRS, seed=4)
-
-
-def test_ranking_only_makes_ties_and_where_no_rollout_lies_between() -> None:
-    """Ĉ ties a pair exactly if the rollouts beaten and tied say nothing, and decides every other as the reward does."""
-    rng = np.random.default_rng(0)
-    rewards_P4, rollouts_PK = rng.normal(size=(300, 4)).round(1), rng.normal(size=(300, 5)).round(1)
-    raw = decisions(rewards_P4)
-    ranked = decisions(calibrate(rewards_P4, np.sort(rollouts_PK, axis=1)))
-    for test, (right, wrong) in TESTS.items():
-        for p, rollouts in enumerate(rollouts_PK):
-            a, b = rewards_P4[p, right], rewards_P4[p, wrong]
-            told_apart = any((a > z) != (b > z) or (a >= z) != (b >= z) for z in rollouts)
-            assert raw[test][p] == (a > b) + 0.5 * (a == b)
-            assert ranked[test][p] == (raw[test][p] if told_apart else 0.5)
 
 
 def test_the_phrase_is_what_the_poisoned_model_learned(finished: Finished) -> None:

@@ -64,9 +64,7 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
         ("evaluate.train-online", {"kl": 0.56}, {"kl": 0.54}, "112.0% of the budget of 0.5; lower its fit.learning"),
     ],
 )
-def test_a_bad_number_is_said_with_its_cure(
-    unit: str, bad: dict[str, Any], good: dict[str, Any], words: str, recipe: Recipe
-) -> None:
+def test_a_bad_number_is_said_with_its_cure(unit: str, bad: Any, good: Any, words: str, recipe: Recipe) -> None:
     """One sentence for each number beyond its limit, and none at the limit."""
     (found,) = findings(recipe, record(unit, bad))
     assert (found.unit, found.worthless) == (unit, False)
@@ -77,20 +75,14 @@ def test_a_bad_number_is_said_with_its_cure(
 @pytest.mark.parametrize(
     ("unit", "summary", "words"),
     [
-        ("calibrate", {"prompts": 8, "degenerate_prompts": 8}, "calibrate: .* the same reward, .* use a reward that"),
-        (
-            "evaluate-online",
-            {"kl": 0.0},
-            "evaluate-online: the KL is exactly 0, .* raise its fit.epochs or fit.learning",
-        ),
+        ("calibrate", {"prompts": 8, "degenerate_prompts": 8}, " .* the same reward, .* use a reward that"),
+        ("evaluate-online", {"kl": 0.0}, " the KL is exactly 0, .* raise its fit.epochs or fit.learning"),
     ],
 )
-def test_what_is_worthless_is_an_error_unless_allowed(
-    unit: str, summary: dict[str, Any], words: str, recipe: Recipe
-) -> None:
+def test_what_is_worthless_is_an_error_unless_allowed(unit: str, summary: Any, words: str, recipe: Recipe) -> None:
     """The error says what was found, the cure and how to go on nevertheless; then it is said like other findings."""
     found = findings(recipe, record(unit, summary))
-    with pytest.raises(InfalignError, match=f"{words}.* --set allow_worthless=true"):
+    with pytest.raises(InfalignError, match=f"{unit}:{words}.* --set allow_worthless=true"):
         check_worth(recipe, found)
     check_worth(recipe.model_copy(update={"allow_worthless": True}), found)
     assert len(sentences(found)) == 1
@@ -110,20 +102,14 @@ def test_a_policy_without_a_budget_is_held_to_its_law(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "summary", "words"),
+    ("name", "spent", "words"),
     [
-        (
-            "evaluate-guided",
-            {"kl": 0.85},
-            "85.0% of the budget of 1; raise rollout.prompts: a tenth of them sets its strength",
-        ),
-        ("evaluate-student", {"kl": 0.85}, "raise its fit.epochs or fit.learning_rate, if guided spends its own"),
-        ("evaluate-online", {"kl": 0.44}, "88.0% of the budget of 0.5; raise its fit.epochs or fit.learning_rate"),
+        ("guided", 0.85, "85.0% of the budget of 1; raise rollout.prompts: a tenth of them sets its strength"),
+        ("student", 0.85, "raise its fit.epochs or fit.learning_rate, if guided spends its own"),
+        ("online", 0.44, "88.0% of the budget of 0.5; raise its fit.epochs or fit.learning_rate"),
     ],
 )
-def test_who_misses_the_budget_is_told_its_own_knob(
-    unit: str, summary: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_who_misses_the_budget_is_told_its_own_knob(name: str, spent: float, words: str, tmp_path: Path) -> None:
     """Guides, students and policies that learn on their own responses miss it for reasons of their own."""
     settings = micro.settings(tmp_path / "run")
     settings["policies"] |= {
@@ -131,33 +117,27 @@ def test_who_misses_the_budget_is_told_its_own_knob(
         "student": {"solver": "distil", "teacher": "guided", "fit": micro.FIT},
     }
     recipe = load_recipe(micro.write(tmp_path / "recipe.yaml", settings))
-    (found,) = findings(recipe, record(unit, summary))
+    (found,) = findings(recipe, record(f"evaluate-{name}", {"kl": spent}))
     assert re.search(words, found.said)
-    nothing = findings(recipe, record(unit, {"kl": 0.0}))
-    assert [one.worthless for one in nothing] == ([] if unit == "evaluate-guided" else [True])
-    policy = recipe.policies[unit.partition("-")[2]]
-    assert findings(recipe, record(unit, {"kl": 0.92 * policy.budget})) == []
+    nothing = findings(recipe, record(f"evaluate-{name}", {"kl": 0.0}))
+    assert [one.worthless for one in nothing] == ([] if name == "guided" else [True])
+    assert findings(recipe, record(f"evaluate-{name}", {"kl": 0.92 * recipe.policies[name].budget})) == []
 
 
 @pytest.mark.parametrize(
-    ("learned", "words"),
+    ("gain", "seen_gain", "words"),
     [
-        ({}, "do not tell its gain, so the reference is kept; lower its fit.learning_rate"),
-        (
-            {"gain": [-0.01, 0.002, 0.014], "seen_gain": [0.02, 0.04, 0.06]},
-            r"\+0.2 points of best-of-4 \(−1.0 to \+1.4",
-        ),
-        ({"gain": [-0.02, -0.01, 0.0], "seen_gain": [0.02, 0.04, 0.06]}, r"; raise rollout.prompts \(12\)$"),
-        (
-            {"gain": [-0.02, -0.01, 0.0], "seen_gain": [-0.02, 0.0, 0.02]},
-            "it learned nothing that gains, so the reference is kept",
-        ),
+        ([], [], "do not tell its gain, so the reference is kept; lower its fit.learning_rate"),
+        ([-0.01, 0.002, 0.014], [0.02, 0.04, 0.06], r"\+0.2 points of best-of-4 \(−1.0 to \+1.4"),
+        ([-0.02, -0.01, 0.0], [0.02, 0.04, 0.06], r"; raise rollout.prompts \(12\)$"),
+        ([-0.02, -0.01, 0.0], [-0.02, 0.0, 0.02], "it learned nothing that gains, so the reference is kept"),
     ],
 )
 def test_who_keeps_the_reference_is_told_once_what_would_help_most(
-    recipe: Recipe, learned: dict[str, list[float]], words: str
+    recipe: Recipe, gain: list[float], seen_gain: list[float], words: str
 ) -> None:
     """More prompts where the policy gains on those that it saw, otherwise more of a model; nothing where it gains."""
+    learned = {"gain": gain, "seen_gain": seen_gain} if gain else {}
     gains = {name: dict(zip(("low", "mean", "high"), ends, strict=True)) for name, ends in learned.items()}
     (found,) = findings(recipe, record("train-aware", {"strength": 0.0, "strength_kl": 0.0, **gains}))
     assert re.search(words, found.said)

@@ -25,7 +25,6 @@ from infalign.report.tables import print_table
 from infalign.report.verdict_text import verdict
 
 ONE: dict[str, object] = {"policies": {"only": QRPO}, "gold": False}
-TIES = {"one": RLOO, "two": RLOO | {"kl_budget": 1.0}}
 
 
 def test_report_shows_the_numbers_of_results_json_with_their_intervals(run):
@@ -119,13 +118,8 @@ def test_the_page_is_whole_without_its_folder(run):
 
 @pytest.mark.parametrize(
     ("asked", "levels"),
-    [
-        ({"policies": TIES}, 3),
-        *(
-            (ONE | {"judge": None, "procedure": procedure}, None)
-            for procedure in ("standard", "0.5*best-of-2+0.5*standard")
-        ),
-    ],
+    [({"policies": {"one": RLOO, "two": RLOO | {"kl_budget": 1.0}}}, 3)]
+    + [(ONE | {"judge": None, "procedure": name}, None) for name in ("standard", "0.5*best-of-2+0.5*standard")],
 )
 def test_every_run_has_a_report(tmp_path, asked, levels):
     """Without a second method no comparison, without gold no gold, ties may be."""

@@ -16,6 +16,7 @@ from infalign.report.verdict_text import verdict
 from infalign.theory.law import law_at_kl
 
 AGREEING = "the ranks of this one agree with the gold reward at"
+SHORT = "raise rollout.prompts. The win rate by the reward is"
 PROMISED = "theory allows 85.0%"
 
 
@@ -57,23 +58,9 @@ def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
         (0.5, None, 0.7, 0.7, 0.7, "raise kl_budget, with the same rollouts"),
         (None, None, 0.51, 0.51, 0.51, "raise rollout.prompts"),
         (None, 0.85, 0.9, 0.7, 0.5, f"lower kl_budget, or use a better reward model; {AGREEING}"),
-        (
-            None,
-            0.85,
-            0.7,
-            0.7,
-            0.6,
-            f"raise rollout.prompts. The win rate by the reward is 70.0% (68.0–72.0); {PROMISED}",
-        ),
+        (None, 0.85, 0.7, 0.7, 0.6, f"{SHORT} 70.0% (68.0–72.0); {PROMISED}"),
         (None, 0.85, 0.84, 0.7, 0.6, "raise kl_budget"),
-        (
-            None,
-            0.85,
-            0.51,
-            0.7,
-            0.5,
-            f"raise rollout.prompts. The win rate by the reward is 51.0% (49.0–53.0); {PROMISED}",
-        ),
+        (None, 0.85, 0.51, 0.7, 0.5, f"{SHORT} 51.0% (49.0–53.0); {PROMISED}"),
     ],
 )
 def test_verdict_names_what_limits_the_policy(run, spent, theory, by_reward, by_judge, by_gold, cure):
