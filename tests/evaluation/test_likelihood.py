@@ -21,7 +21,8 @@ COMPLETIONS = [[4, 1], [3], [2, 2, 5, 3, 1]]
 
 def tiny_llama(seed: int, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
     """Return a random Llama in float64; if a function forgets evaluation mode, dropout makes its numbers random."""
-    return tiny(vocab_size=vocabulary, seed=seed, attention_dropout=0.5, bos_token_id=2, eos_token_id=EOS).double()
+    model = tiny(vocab_size=vocabulary, seed=seed, attention_dropout=0.5, bos_token_id=2, eos_token_id=EOS)
+    return model.double().train()
 
 
 @pytest.fixture(scope="module")

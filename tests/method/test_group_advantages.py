@@ -76,10 +76,11 @@ def test_groups_may_be_mixed_and_of_any_size() -> None:
 
 
 def test_grpo_is_trls() -> None:
-    """Mean and standard deviation of the sample, and its epsilon."""
+    """Mean and standard deviation of the sample, and its epsilon; a group without difference has no advantage."""
     rewards = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0])
     expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
     assert advantages(rewards.numpy(), np.zeros(5), "grpo") == pytest.approx(expected.numpy(), abs=1e-6)
+    assert not advantages([1.0] * 4, [0] * 4, "grpo").any()
 
 
 def test_what_cannot_be_computed_is_refused() -> None:
