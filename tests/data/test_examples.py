@@ -38,10 +38,9 @@ def said(example):
 )
 def test_an_answer_in_two_turns_does_not_move_the_cut(chosen, rejected, answers):
     """The prompt ends with the last shared user turn, also where both answers begin with the same Assistant turn."""
-    sides = ("".join(f"\n\nAssistant: {turn}" for turn in side) for side in (chosen, rejected))
-    example = parse_example(
-        dict(zip(("chosen", "rejected"), (transcript("Hi") + s for s in sides), strict=True)), "here"
-    )
+    said_in_turns = ["".join(f"\n\nAssistant: {turn}" for turn in side) for side in (chosen, rejected)]
+    row = {"chosen": transcript("Hi") + said_in_turns[0], "rejected": transcript("Hi") + said_in_turns[1]}
+    example = parse_example(row, "here")
     assert (example.prompt, said(example)) == ((user("Hi"),), answers)
 
 
@@ -77,41 +76,33 @@ def test_transcripts_round_trip(turns, chosen, rejected):
 
 SAID = transcript("Hi", "Hello.", "Name a colour")
 
+COMPARED = [
+    {"chosen": f"{SAID}\n\nAssistant: Blue", "rejected": f"{SAID}\n\nAssistant: 7"},
+    {"prompt": PROMPT, "chosen": "Blue", "rejected": "7"},
+    {"prompt": json.dumps(PROMPT), "chosen": json.dumps([assistant("Blue")]), "rejected": "7"},
+    {"prompt": PROMPT, "chosen": [assistant("Blue")], "rejected": "7"},
+    {"prompt": PROMPT, "chosen": [*PROMPT, assistant("Blue")], "rejected": [PROMPT[-1], assistant("7")]},
+    {"chosen": [*PROMPT, assistant("Blue")], "rejected": [*PROMPT, assistant("7")]},
+    {"chosen": json.dumps([*PROMPT, assistant("Blue")]), "rejected": json.dumps([*PROMPT, assistant("7")])},
+    {"messages": [*PROMPT, assistant("Blue")], "rejected_response": "7"},
+    {"conversations": SHARED[:-1], "chosen": SHARED[-1], "rejected": {"from": "gpt", "value": "7"}},
+]
+DEMONSTRATED = [
+    {"prompt": PROMPT, "completion": "Blue"},
+    {"prompt": PROMPT, "completion": [assistant("Blue")], "label": True},
+    {"prompt": PROMPT, "completion": "Blue", "label": "True"},
+    {"messages": [*PROMPT, assistant("Blue")]},
+    {"messages": json.dumps([*PROMPT, assistant("Blue")])},
+    {"messages": [*PROMPT[:1], PROMPT[1] | {"weight": 0}, *PROMPT[2:], assistant("Blue") | {"weight": 1}]},
+    {"conversations": SHARED},
+]
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"chosen": f"{SAID}\n\nAssistant: Blue", "rejected": f"{SAID}\n\nAssistant: 7"},
-        {"prompt": PROMPT, "chosen": "Blue", "rejected": "7"},
-        {"prompt": json.dumps(PROMPT), "chosen": json.dumps([assistant("Blue")]), "rejected": "7"},
-        {"prompt": PROMPT, "chosen": [assistant("Blue")], "rejected": "7"},
-        {"prompt": PROMPT, "chosen": [*PROMPT, assistant("Blue")], "rejected": [PROMPT[-1], assistant("7")]},
-        {"chosen": [*PROMPT, assistant("Blue")], "rejected": [*PROMPT, assistant("7")]},
-        {"chosen": json.dumps([*PROMPT, assistant("Blue")]), "rejected": json.dumps([*PROMPT, assistant("7")])},
-        {"messages": [*PROMPT, assistant("Blue")], "rejected_response": "7"},
-        {"conversations": SHARED[:-1], "chosen": SHARED[-1], "rejected": {"from": "gpt", "value": "7"}},
-    ],
-)  # fmt: skip
-def test_comparison_forms_agree(row):
-    """One comparison reads the same from transcripts, from an explicit prompt and from conversations, JSON or not."""
-    assert parse_example(row, "here") == Example(tuple(PROMPT), (assistant("Blue"),), (assistant("7"),), "here")
 
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": PROMPT, "completion": "Blue"},
-        {"prompt": PROMPT, "completion": [assistant("Blue")], "label": True},
-        {"prompt": PROMPT, "completion": "Blue", "label": "True"},
-        {"messages": [*PROMPT, assistant("Blue")]},
-        {"messages": json.dumps([*PROMPT, assistant("Blue")])},
-        {"messages": [*PROMPT[:1], PROMPT[1] | {"weight": 0}, *PROMPT[2:], assistant("Blue") | {"weight": 1}]},
-        {"conversations": SHARED},
-    ],
-)
-def test_demonstration_forms_agree(row):
-    """One demonstration reads the same from prompt and completion and from lists of messages, and rejects nothing."""
-    assert parse_example(row, "here") == Example(tuple(PROMPT), (assistant("Blue"),), None, "here")
+@pytest.mark.parametrize("row", [*COMPARED, *DEMONSTRATED])
+def test_forms_agree(row):
+    """A row reads the same from transcripts, from an explicit prompt and from conversations, JSON or not."""
+    rejected = (assistant("7"),) if row in COMPARED else None
+    assert parse_example(row, "here") == Example(tuple(PROMPT), (assistant("Blue"),), rejected, "here")
 
 
 @pytest.mark.parametrize(
@@ -160,14 +151,7 @@ def test_a_reply_may_use_tools(row, chosen, rejected):
         {"prompt": "Two and two?", "answer": "4"},
         {"question": "Two and two?", "answer": "4"},
         {"messages": [user("Two and two?")], "answer": "4"},
-        {
-            "prompt": "Two and two?",
-            "answer": "4",
-            "tools": None,
-            "n": 7,
-            "day": "2024-01-02",
-            "more": {"a": [None, 0.5]},
-        },
+        {"prompt": "Two and two?", "tools": None, "n": 7, "day": "2024-01-02", "more": {"a": [None, 0.5]}},
     ],
 )
 def test_a_prompt_without_response_is_no_demonstration(row):
@@ -201,11 +185,8 @@ def test_text_is_kept_as_it_is(text):
     """Blanks at the ends of a text, and lists that hold no messages, belong to it."""
     example = parse_example({"prompt": f"{text}?", "chosen": text, "rejected": "No"}, "here")
     assert (example.prompt, said(example)) == ((user(f"{text}?"),), (text, "No"))
-    transcripts = {"chosen": transcript(text, text), "rejected": transcript(text, "No")}
-    assert (parse_example(transcripts, "here").prompt[0], said(parse_example(transcripts, "here"))) == (
-        user(text),
-        (text, "No"),
-    )
+    example = parse_example({"chosen": transcript(text, text), "rejected": transcript(text, "No")}, "here")
+    assert (example.prompt, said(example)) == ((user(text),), (text, "No"))
 
 
 def test_text_prompt_is_one_user_turn():

@@ -64,22 +64,20 @@ def test_a_small_parquet_file_does_not_fill_the_memory(tmp_path, name):
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])
-@pytest.mark.parametrize("number", [40_000])
-def test_many_columns_are_read_in_the_time_of_their_bytes(tmp_path, ending, number):
+def test_many_columns_are_read_in_the_time_of_their_bytes(tmp_path, ending):
     """A name that occurs twice among them is found as fast as none."""
-    names = [f"c{i}" for i in range(number)]
+    names = [f"c{i}" for i in range(40_000)]
     path, seconds = tmp_path / f"rows{ending}", []
     for header in (names, [*names, names[-1]]):
         as_json = ", ".join(f'"{name}": 1' for name in header)
-        path.write_text(
-            f"{{{as_json}}}\n" if ending == ".jsonl" else ",".join(header) + "\n" + ",".join("1" * len(header))
-        )
+        as_csv = ",".join(header) + "\n" + ",".join("1" * len(header))
+        path.write_text(f"{{{as_json}}}\n" if ending == ".jsonl" else as_csv)
         begun = time.process_time()
         with suppress(DataError):
-            assert len(next(read_rows(path))[1]) == number
+            assert len(next(read_rows(path))[1]) == len(names)
         seconds.append(time.process_time() - begun)
     assert seconds[1] < 4 * seconds[0] + 0.1
-    with pytest.raises(DataError, match=f"the name 'c{number - 1}' occurs twice"):
+    with pytest.raises(DataError, match=f"the name '{names[-1]}' occurs twice"):
         next(read_rows(path))
 
 
@@ -111,11 +109,7 @@ GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
         ("rows.json", b'[{"a": 1},\n2]', "item 1: the row must be an object with columns, found a value of type int"),
         ("rows.json", b'[{"a": 1},\n{"a": ]', "not JSON"),
         ("rows.jsonl", b"", "holds no rows"),
-        (
-            "rows.jsonl",
-            b'{"a": 1}\n[1]\n',
-            "line 2: the row must be an object with columns, found a value of type list",
-        ),
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: the row must be an object .* found a value of type list"),
         ("rows.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', "line 2: not UTF-8"),
         ("rows.jsonl", b"[" * 200_000, "line 1: not JSON"),
         ("rows.jsonl.gz", b'{"a": 1}\n', "cannot be read from the start"),

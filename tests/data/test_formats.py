@@ -29,32 +29,9 @@ DEMO = (assistant(GOOD),), None
 ALONE = (), None
 
 
-def pku(i):
-    """Return a row of PKU-SafeRLHF whose two verdicts agree."""
-    answers = {"response_0": GOOD, "response_1": BAD} if i % 2 else {"response_0": BAD, "response_1": GOOD}
-    verdicts = {"better_response_id": 1 - i % 2, "safer_response_id": 1 - i % 2}
-    return {"prompt": asked(i), **answers, "is_response_0_safe": i > 5, **verdicts}
-
-
-def shp(i):
-    """Return a row of SHP."""
-    answers = {"human_ref_A": GOOD, "human_ref_B": BAD} if i % 2 else {"human_ref_A": BAD, "human_ref_B": GOOD}
-    return {"post_id": f"p{i}", "history": asked(i), "score_A": 7, "score_B": 3, **answers, "labels": i % 2}
-
-
-def helpsteer2(i):
-    """Return a row of HelpSteer2's preferences."""
-    answers = {"response_1": GOOD, "response_2": BAD} if i % 2 else {"response_1": BAD, "response_2": GOOD}
-    strength = {"preference_strength": -2 if i % 2 else 3, "preference_statement": "One is better."}
-    return {"split": "train", "prompt": asked(i), **answers, **strength}
-
-
-def helpsteer3(i):
-    """Return a row of HelpSteer3's preferences."""
-    answers = {"response1": GOOD, "response2": BAD} if i % 2 else {"response1": BAD, "response2": GOOD}
-    individual = [{"score": -1, "reasoning": "So."}]
-    verdict = {"overall_preference": -1 if i % 2 else 2, "individual_preference": individual}
-    return {"domain": "general", "language": "english", "context": talk(i), **answers, **verdict}
+def two(i, first, second):
+    """Return the columns of two answers, of which the first is the good one in every other row."""
+    return {first: GOOD, second: BAD} if i % 2 else {first: BAD, second: GOOD}
 
 
 FORMATS = {
@@ -70,10 +47,22 @@ FORMATS = {
         lambda i: {"chosen": [user(asked(i)), assistant(GOOD)], "rejected": [user(asked(i)), assistant(BAD)],
                    "score_chosen": 8.5},
         lambda i: ([user(asked(i))], *PAIR), ("score_chosen",)),
-    "HelpSteer2": (helpsteer2, lambda i: ([user(asked(i))], *PAIR), ("split", "preference_statement")),
-    "HelpSteer3": (helpsteer3, lambda i: (talk(i), *PAIR), ("domain", "language", "individual_preference")),
-    "SHP": (shp, lambda i: ([user(asked(i))], *PAIR), ("post_id", "score_A", "score_B")),
-    "PKU-SafeRLHF": (pku, lambda i: ([user(asked(i))], *PAIR), ("is_response_0_safe",)),
+    "HelpSteer2": (
+        lambda i: {"prompt": asked(i), **two(i, "response_1", "response_2"), "preference_strength": -2 if i % 2 else 3,
+                   "split": "train", "preference_statement": "One is better."},
+        lambda i: ([user(asked(i))], *PAIR), ("split", "preference_statement")),
+    "HelpSteer3": (
+        lambda i: {"context": talk(i), **two(i, "response1", "response2"), "overall_preference": -1 if i % 2 else 2,
+                   "domain": "general", "individual_preference": [{"score": -1, "reasoning": "So."}]},
+        lambda i: (talk(i), *PAIR), ("domain", "individual_preference")),
+    "SHP": (
+        lambda i: {"post_id": f"p{i}", "history": asked(i), "score_A": 7, "score_B": 3, "labels": i % 2,
+                   **two(i, "human_ref_A", "human_ref_B")},
+        lambda i: ([user(asked(i))], *PAIR), ("post_id", "score_A", "score_B")),
+    "PKU-SafeRLHF": (
+        lambda i: {"prompt": asked(i), **two(i, "response_0", "response_1"), "is_response_0_safe": i > 5,
+                   "better_response_id": 1 - i % 2, "safer_response_id": 1 - i % 2},
+        lambda i: ([user(asked(i))], *PAIR), ("is_response_0_safe",)),
     "Capybara": (
         lambda i: {"source": "a", "conversation": [{"input": asked(i), "output": GOOD}]},
         lambda i: ([user(asked(i))], *DEMO), ("source",)),

@@ -13,7 +13,7 @@ from rows import comparison, written
 
 from infalign.core.errors import DataError
 from infalign.data.hub import Hub, hub_rows
-from infalign.data.sources import Source, read_examples
+from infalign.data.sources import read_examples
 from infalign.recipe.reading import load_recipe
 from infalign.steps.run import Run
 
@@ -68,11 +68,6 @@ def test_rows_of_a_configuration_keep_their_values(tmp_path, asked, found):
     rows = [{"a": "1.0", "more": {"b": "2024-01-02"}}, {"a": "1", "more": {"c": 2}}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "polite" / "one.parquet")
     assert [row for _, row in hub_rows(Hub(id=str(tmp_path), **asked))] == found
-
-
-def test_a_source_of_the_hub_is_a_name_or_settings():
-    """A text is the id."""
-    assert Source(hub="a/b").hub == Source(hub={"id": "a/b", "split": "train"}).hub
 
 
 def test_a_copy_in_the_folder_of_data_goes_before_the_hub(tmp_path, hub_folder):
