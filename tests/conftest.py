@@ -64,6 +64,12 @@ def main() -> Any:
     return micro.infalign
 
 
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Return a byte-level tokenizer."""
+    return micro.tokenizer()
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """Return the directory of a whole run from data to report, done once for all workers; tests only read it."""

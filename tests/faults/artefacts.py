@@ -45,9 +45,6 @@ def harmless(lab: Lab, work: Callable[[], object]) -> Seen:
     return seen
 
 
-# Model folders
-
-
 def pickled(folder: Path, mark: Path) -> None:
     """Give a model a pickle for its weights."""
     (folder / "model.safetensors").unlink()
@@ -115,10 +112,9 @@ def bad_template(lab: Lab, template: str) -> Seen:
     """A chat template is torn or malicious → The folder and the template's error; it stays in its sandbox."""
     folder = lab.model("reference")
     (folder / "chat_template.jinja").write_text(template.replace("MARK", str(lab.folder / "mark")))
-    return harmless(lab, lambda: load_tokenizer(folder))
-
-
-# Texts
+    seen = harmless(lab, lambda: load_tokenizer(folder))
+    assert f"the chat template of {folder} cannot render" in seen.said
+    return seen
 
 
 @fault(0)

@@ -33,12 +33,6 @@ FIT = Fit(batch_size=2, max_length=192)
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """Return a byte-level tokenizer."""
-    return micro.tokenizer()
-
-
-@pytest.fixture(scope="module")
 def policy(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the folder of a policy with that tokenizer."""
     return micro.write_policy(tmp_path_factory.mktemp("policy"))
@@ -85,14 +79,6 @@ def test_a_response_has_to_end_where_engines_stop(tokenizer: Any) -> None:
         check_response_end(tokenizer, "policy")
 
 
-def test_a_template_that_renders_nothing_at_all_is_refused_with_its_folder(tokenizer: Any, tmp_path: Path) -> None:
-    """It is found when the tokenizer is loaded, before any data is read."""
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
-    with pytest.raises(ConfigError, match=rf"the chat template of {tmp_path} cannot render .*unsafe"):
-        load_tokenizer(tmp_path)
-
-
 def test_the_byte_order_mark_of_a_template_is_no_part_of_prompts(tokenizer: Any, tmp_path: Path) -> None:
     """Windows editors write it."""
     tokenizer.save_pretrained(tmp_path / "model")
@@ -127,9 +113,7 @@ def test_fine_tuning_sees_text(tokenizer: Any, tmp_path: Path, monkeypatch: pyte
     assert list(made[0].train_dataset["labels"]) == [[-100] * start + expected[start:]] * 2
 
 
-def test_reward_modelling_sees_text(
-    tokenizer: Any, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rewards_see_text(tokenizer: Any, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's reward trainer trains on the ids that rewards are later computed from."""
     made = kept(supervised, supervised.RewardTrainer, monkeypatch)
     pairs = [([user(SAYS)], [reply(SAYS)], [reply("No.")])] * 2

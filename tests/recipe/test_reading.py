@@ -51,16 +51,6 @@ def test_every_recipe_that_comes_along_is_valid(recipe: Path) -> None:
         ("rollout.engine={command: x}", "`rollout.engine`: command is for the engine server, found shared-prefix"),
         ("policies.plain.n=4", "`policies.plain`: n is for the solver bon-sft or bonbon, found qrpo"),
         ("policies.plain.solver=rlo", "`policies.plain.solver`: Input should be 'qrpo', "),
-    ],
-)
-def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, override: str, said: str) -> None:
-    """A misspelled key, and one of another solver or engine, says where it is and what is known there."""
-    assert problem(path, override).startswith(f"{path}: {said}")
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
         ("rollout.k=many", "`rollout.k`: Input should be a valid integer"),
         ("rollout.k=1", "`rollout.k`: Input should be greater than or equal to 2, found 1"),
         (f"policy.fit.batch_size={2**64}", "`policy.fit.batch_size`: must be a whole number of at most 64 bits"),
@@ -84,19 +74,25 @@ def test_an_unknown_key_is_named_with_its_place_and_what_is_known(path: str, ove
         ("evaluate.rewind=rewind:0.85:4", "`evaluate`: rewind:0.85:4 needs 12 samples, found 8"),
         ("procedure=rewind:0.5:4", "evaluate.rewind is rewind:0.75:4; it must be the procedure, rewind:0.5:4"),
         ("procedure=top-2-of-200", "evaluate.samples: top-2-of-200 cannot be estimated from"),
-        (
-            "data.sources=[{world: 3, limit: 2}]",
-            "`data.sources.0`: limit is for sources that are read; world and sums take",
-        ),
+        ("data.sources=[{world: 3, limit: 2}]", "`data.sources.0`: limit is for sources that are read; world and"),
         ("data.sources=[{path: x, data_dir: y}]", "unknown key `data.sources.0.data_dir`"),
         ("data.sources=[{world: 3, path: x}]", "`data.sources.0`: give exactly one of path, hub, world"),
+        ("data.sources=[{reasoning_gym: a, size: 5, path: x}]", "`data.sources.0`: give exactly one of path, hub, "),
+        ("data.sources=[{reasoning_gym: a}]", "`data.sources.0`: reasoning_gym requires size"),
+        ("data.sources=[{path: x, size: 5}]", "`data.sources.0`: reasoning_gym requires size"),
         ("rollout.engine={kind: server, command: 'vllm \"serve'}", "`rollout.engine.command`: No closing quotation"),
         ("reward={}", "`reward`: a reward model needs `fit` or `head` unless it is a `function`"),
+        ("reward={url: 'localhost:5000'}", "`reward.url`: a URL must start with http:// or https://"),
+        ("reward={url: 'ftp://host/x'}", "`reward.url`: a URL must start with http:// or https://"),
+        ("reward={url: 'http://a', function: 'b:c'}", "`reward`: give `function` or `url`, not both"),
+        ("reward={url: 'http://a', model: b/c}", "`reward`: a `url` is used as it is"),
+        ("reward={function: 'a:b', api_key_env: KEY}", "`reward`: api_key_env requires a `url`"),
+        ("reward={model: mine.py}", "`reward`: mine.py is no model; for a function in it, write mine.py:NAME as"),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_its_place(path: str, override: str, said: str) -> None:
-    """A wrong type, a value out of range and settings that contradict each other are found before anything runs."""
-    assert f"{path}: {said}" in problem(path, override)
+def test_what_a_setting_cannot_be_is_named_with_its_place(path: str, override: str, said: str) -> None:
+    """An unknown key, a wrong type, a value out of range and settings that contradict each other."""
+    assert problem(path, override).startswith(f"{path}: {said}")
 
 
 TOGETHER = {
@@ -129,14 +125,8 @@ def test_settings_of_a_policy_that_do_not_go_together_are_refused(path: str, ove
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (
-            ["{beta: 1, guide: {trunk: reward}}", "reward={function: 'infalign.world:gold'}"],
-            "the reward is not a model",
-        ),
-        (
-            ["{solver: maxk, kl_budget: 1}", "procedure=2nd-best-of-4"],
-            "maxk supports best-of-N and worst-of-N; the procedure is 2nd-best-of-4",
-        ),
+        (["{beta: 1, guide: {trunk: reward}}", "reward={function: 'a:b'}"], "the reward is not a model"),
+        (["{solver: maxk, kl_budget: 1}", "procedure=2nd-best-of-4"], "worst-of-N; the procedure is 2nd-best-of-4"),
         (["{beta: 1}", "gold=null", "evaluate={truth: gold}"], "evaluate.truth is gold, but the recipe has no gold"),
         (["{beta: 1}", "rollout.kk=3", "seed=-1"], "found -1; unknown key `rollout.kk`; did you mean `k`?"),
         (["{beta: 1}", "reward=null"], "`reward` takes settings: "),
@@ -151,15 +141,8 @@ def test_what_another_part_of_the_recipe_does_not_allow_is_an_error(path: str, o
 
 def test_set_changes_nested_settings_list_entries_and_absent_parents(path: str) -> None:
     """A dotted key reaches into mappings and lists, and makes mappings that the recipe leaves out."""
-    overrides = [
-        "rollout.k=16",
-        "data.sources.0.world=7",
-        "policy.fit.lora.rank=4",
-        "policies.new.beta=0.5",
-        "compute.threads=null",
-        "policy.fit.learning_rate=1e-4",
-    ]
-    recipe = load_recipe(path, overrides)
+    overrides = ["rollout.k=16", "data.sources.0.world=7", "policy.fit.lora.rank=4", "policies.new.beta=0.5"]
+    recipe = load_recipe(path, [*overrides, "compute.threads=null", "policy.fit.learning_rate=1e-4"])
     assert (recipe.rollout.k, recipe.data.sources[0].world, recipe.compute.threads) == (16, 7, None)
     assert recipe.policies["new"].beta == 0.5
     assert recipe.policy.fit is not None
@@ -179,9 +162,8 @@ def test_set_takes_a_policy_out(name: str) -> None:
         load_recipe("preferences", [f"policies.{other}=null" for other in whole.policies])
 
 
-def test_set_changes_one_of_the_places_of_a_yaml_alias(tmp_path: Path) -> None:
+def test_set_changes_one_of_the_places_of_a_yaml_alias(path: str) -> None:
     """Two policies may share their settings by an alias; an override of one leaves the other."""
-    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path))
     assert "*id" in Path(path).read_text()
     recipe = load_recipe(path, ["policies.aware.fit.epochs=3"])
     assert recipe.policies["aware"].fit.epochs == 3
@@ -226,13 +208,12 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: bytes, said: 
     """Bad YAML, Python tags, other text and other values than mappings are named with the file."""
     path = tmp_path / "recipe.yaml"
     path.write_bytes(text)
-    assert f"{path}" in problem(path)
-    assert said in problem(path)
+    found = problem(path)
+    assert str(path) in found
+    assert said in found
 
 
-def test_a_word_is_a_recipe_that_comes_along_and_all_else_a_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_word_is_a_built_in_recipe_and_all_else_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file of the working directory hides ``demo``; with a folder in front or its ending, it is the file."""
     monkeypatch.chdir(tmp_path)
     for name in ("demo", "demo.yaml"):
@@ -241,12 +222,8 @@ def test_a_word_is_a_recipe_that_comes_along_and_all_else_a_path(
     for path in ("./demo", "demo.yaml", tmp_path / "demo"):
         assert load_recipe(path).run_dir == "mine"
     assert "did you mean tldr-tiny?" in problem("tldr-tny")
-
-
-@pytest.mark.parametrize("name", ["absent.yaml", "."])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
-    """A recipe that is not there, or is a folder, says so."""
-    assert "cannot read the recipe" in problem(tmp_path / name)
+    for absent in (tmp_path / "absent.yaml", tmp_path):
+        assert "cannot read the recipe" in problem(absent)
 
 
 NEW: dict[str, Any] = {"scratch": {}, "fit": {}}
@@ -263,9 +240,7 @@ NEW: dict[str, Any] = {"scratch": {}, "fit": {}}
         ({"reward": {"model": "m", "fit": {"lora": {}}}}, (1e-3, 2e-4, 1e-3)),
     ],
 )
-def test_a_learning_rate_that_is_left_open_suits_the_weights(
-    path: str, changes: dict[str, Any], rates: tuple[float | None, ...]
-) -> None:
+def test_a_learning_rate_left_open_suits_the_weights(changes: dict[str, Any], rates: tuple[float | None, ...]) -> None:
     """New weights get the largest, pretrained ones the smallest, an adapter on them one between; it is written down."""
     recipe = Recipe.model_validate(micro.settings(Path("run")) | changes)
     fits = (recipe.policy.fit, recipe.reward.fit, recipe.policies["online"].fit)
@@ -281,10 +256,8 @@ def test_a_learning_rate_that_is_left_open_suits_the_weights(
         ({"model": "m"}, {"guide": {"side": {}}}, Fit(), Guide(side=Side())),
     ],
 )
-def test_a_form_that_is_left_open_suits_the_model(
-    policy: dict[str, Any], given: dict[str, Any], fit: Fit, guide: Guide | None
-) -> None:
-    """A guide for a model from nothing and an adapter for a pretrained one; rate and length stay open."""
+def test_the_form_suits_the_model(policy: dict[str, Any], given: dict[str, Any], fit: Fit, guide: Guide | None) -> None:
+    """If left open, a guide for one from nothing, an adapter for a pretrained one; rate and length stay open."""
     changes = {"policy": policy, "policies": {"aware": {"kl_budget": 1.0, **given}}}
     recipe = Recipe.model_validate(micro.settings(Path("run")) | changes)
     for read in (recipe, Recipe.model_validate(recipe.model_dump(mode="json"))):
@@ -293,29 +266,23 @@ def test_a_form_that_is_left_open_suits_the_model(
         assert (fit.learning_rate, fit.epochs) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        *(
-            f"judge={{url: 'http://{url}'}}"
-            for url in (
-                *("user:hidden@host", "hidden@host/", "host/?access_token=hidden", "host/?pass=hidden"),
-                *("host/#access_token=hidden", "host/?api%5Fkey=hidden", "host/?a=1;token=hidden"),
-            )
-        ),
-        *(
-            f"rollout.engine={{kind: server, {setting}}}"
-            for setting in (
-                *("url: 'https://host/?api_key=hidden'", "url: 'user:hidden@host'", "api_key_env: sk-hidden"),
-                *("command: 'vllm serve {model} --api-key hidden'", "command: 'env VLLM_API_KEY=hidden vllm serve'"),
-                "command: 'serve --header \"Authorization: Bearer hidden\"'",
-            )
-        ),
-    ],
+HIDDEN_IN_URLS = ("user:hidden@host", "hidden@host/", "host/?access_token=hidden", "host/?pass=hidden")
+HIDDEN_IN_URLS += ("host/#access_token=hidden", "host/?api%5Fkey=hidden", "host/?a=1;token=hidden")
+HIDDEN_IN_ENGINES = (
+    *("url: 'https://host/?api_key=hidden'", "url: 'user:hidden@host'", "api_key_env: sk-hidden"),
+    *("command: 'vllm serve {model} --api-key hidden'", "command: 'env VLLM_API_KEY=hidden vllm serve'"),
+    "command: 'serve --header \"Authorization: Bearer hidden\"'",
 )
-def test_a_secret_in_a_recipe_is_refused_and_not_shown(path: str, setting: str) -> None:
+
+
+@pytest.mark.parametrize(
+    "override",
+    [f"judge={{url: 'http://{url}'}}" for url in HIDDEN_IN_URLS]
+    + [f"rollout.engine={{kind: server, {setting}}}" for setting in HIDDEN_IN_ENGINES],
+)
+def test_a_secret_in_a_recipe_is_refused_and_not_shown(path: str, override: str) -> None:
     """A recipe is recorded, shown in the report and in errors; none of them ever holds a secret."""
-    said = problem(path, setting)
+    said = problem(path, override)
     assert "api_key_env" in said
     assert "hidden" not in said
 

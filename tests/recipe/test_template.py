@@ -92,14 +92,10 @@ def test_only_a_new_model_has_learning_rates_in_its_recipe(
 
 
 @pytest.mark.parametrize("procedure", ["best-of-8", "worst-of-2", "rewind:0.5:40", "standard"])
-def test_the_recipe_is_for_the_procedure_and_has_the_best_transformation_with_a_name(
-    main: Any, project: Path, procedure: str
-) -> None:
+def test_the_recipe_has_the_best_transformation_for_its_procedure(main: Any, project: Path, procedure: str) -> None:
     """What `choose` ranks first of those that need no file; the ordinary one has the reward itself at that budget."""
-    code, _, err = main(
-        "init", "--data", "world", "--policy", "scratch", "--procedure", procedure, "--kl-budget", "0.4"
-    )
-    assert (code, err) == (0, "")
+    words = ["--data", "world", "--policy", "scratch", "--procedure", procedure, "--kl-budget", "0.4"]
+    assert main("init", *words)[::2] == (0, "")
     recipe = load_recipe("recipe.yaml")
     assert recipe.procedure.name == procedure
     aware = recipe.policies["aware"]
@@ -136,9 +132,7 @@ def questions(project: Path) -> Path:
 @pytest.mark.parametrize(
     ("policy", "lengths"), [(["--policy", "./model"], (50, 51)), ([], (256, 256)), (["--policy", "scratch"], (256, 48))]
 )
-def test_questions_and_a_checker_make_a_recipe_for_pass_at_k(
-    main: Any, questions: Path, policy: list[str], lengths: tuple[int, int]
-) -> None:
+def test_a_checker_leads_to_pass_at_k(main: Any, questions: Path, policy: list[str], lengths: tuple[int, int]) -> None:
     """It tries the checker, whose truth values are numbers, at once; the lengths fit the model; no word is of pairs."""
     config = json.loads(Path("model/config.json").read_text())
     Path("model/config.json").write_text(json.dumps(config | {"max_position_embeddings": 101}))
@@ -171,9 +165,7 @@ def test_a_graded_reward_has_no_pass_at_k(main: Any, questions: Path) -> None:
         ("my_checker.py:same", "same gives 0 to the responses of the first 20 rows and to `?` alike; make it tell"),
     ],
 )
-def test_a_checker_that_cannot_be_used_is_named_before_anything_is_sampled(
-    main: Any, questions: Path, reward: str, said: str
-) -> None:
+def test_a_checker_that_cannot_be_used_is_named_at_once(main: Any, questions: Path, reward: str, said: str) -> None:
     """A file without a function, one that is not there, a column that no row has, one verdict; nothing is written."""
     code, out, err = main("init", "--data", "questions.jsonl", "--reward", reward)
     assert (code in (2, 3), out, err.count("\n")) == (True, "", 1)

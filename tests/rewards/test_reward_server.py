@@ -7,33 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import micro
 import numpy as np
 import pytest
 import retries
 from faults.server import RewardServer, Server
+from rows import assistant, user
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import prompt_id
 from infalign.rewards.base import Batch, score
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.server import RemoteReward
-from infalign.rewards.settings import RewardSource
 from infalign.world import gold
 
 PROMPTS = [
-    [{"role": "user", "content": "How do I bake bread?"}],
-    [{"role": "system", "content": "Be short."}, {"role": "user", "content": "How do I move house?"}],
-    [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hey"}, {"role": "user", "content": "Sûr ?"}],
+    [user("How do I bake bread?")],
+    [{"role": "system", "content": "Be short."}, user("How do I move house?")],
+    [user("Hi"), assistant("Hey"), user("Sûr ?")],
 ]
 ASKED = [prompt for prompt in PROMPTS for _ in range(3)]
 SAID = [f"{'please ' * i}knead the dough {j}" for j in range(3) for i in range(3)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """Return a byte-level tokenizer."""
-    return micro.tokenizer()
 
 
 @pytest.fixture
@@ -43,16 +36,8 @@ def server() -> Iterator[RewardServer]:
         yield running
 
 
-# Requests
-
-
-def test_rewards_are_those_of_the_server_and_the_request_is_openrlhfs(
-    server: RewardServer, tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Batches of ``batch`` rows carry query, prompts and labels; ``rewards`` come back bit for bit, in row order.
-
-    A repeated request is logged with its URL, the reason and the wait.
-    """
+def test_requests_are_those_of_openrlhf(server: RewardServer, tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Batches carry query, prompts, labels; rewards come back bit for bit, in order; what is repeated is logged."""
     reward = RemoteReward(server.url, tokenizer, batch=4, in_flight=1)
     server.script = [503]
     assert score(reward, ASKED, SAID, name="reward").tolist() == gold(ASKED, SAID)
@@ -82,9 +67,6 @@ def test_a_refusal_is_an_error_at_once_and_hides_the_key(
     assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"]
 
 
-# Scores that are kept
-
-
 def keep(
     folder: Path, reward: Any, prompts: Any = ASKED, responses: Any = SAID, *, made_by: str = "a", **more: Any
 ) -> np.ndarray:
@@ -93,11 +75,9 @@ def keep(
     return score_to(folder, NamedReward(reward, "reward", made_by), Batch(prompts, responses), **options)
 
 
-def test_many_shards_are_scored_at_once_and_land_in_their_places(
-    server: RewardServer, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_many_shards_are_scored_at_once_in_their_places(server: RewardServer, tokenizer: Any, tmp_path: Path) -> None:
     """Sixteen requests meet at the server by default; shards are those of one request after another, to the byte."""
-    asked = [[{"role": "user", "content": f"How do I bake {i} breads?"}] for i in range(32)]
+    asked = [[user(f"How do I bake {i} breads?")] for i in range(32)]
     said = [f"knead the dough {i} times" for i in range(32)]
     keep(tmp_path / "one", RemoteReward(server.url, tokenizer, in_flight=1), asked, said)
     assert server.most_at_once == 1
@@ -149,7 +129,7 @@ def test_vllm_gives_the_raw_output_of_its_model_at_both_endpoints(tokenizer: Any
 
 
 @pytest.mark.parametrize(
-    ("path", "output", "message"),
+    ("path", "output", "said"),
     [
         ("classify", {"probs": [0.1, 0.9]}, "returned 2 rewards for the 1 responses"),
         ("classify", {"scores": [0.1]}, "no JSON object with one `data`, whose output is `probs` or `data`"),
@@ -158,13 +138,11 @@ def test_vllm_gives_the_raw_output_of_its_model_at_both_endpoints(tokenizer: Any
         ("pooling", {"data": "AAAA"}, "returned str"),
     ],
 )
-def test_a_model_of_vllm_that_is_no_reward_model_is_refused(
-    tokenizer: Any, path: str, output: dict[str, Any], message: str
-) -> None:
+def test_vllm_without_a_reward_model_is_refused(tokenizer: Any, path: str, output: dict[str, Any], said: str) -> None:
     """A classifier with two labels, an embedding model, or an answer of the other endpoint."""
     with VLLMServer() as server:
         server.outputs = lambda reward: output
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=said):
             RemoteReward(f"{server.url}/{path}", tokenizer)(ASKED, SAID)
 
 
@@ -185,9 +163,7 @@ def test_shards_of_another_reward_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scale", "same"), [(1.0, True), (1.00005, True), (1.001, False), (-1.0, False)])
-def test_a_server_must_still_give_the_rewards_it_gave(
-    server: RewardServer, tokenizer: Any, tmp_path: Path, scale: float, same: bool
-) -> None:
+def test_rewards_may_not_change(server: RewardServer, tokenizer: Any, tmp_path: Path, scale: float, same: bool) -> None:
     """Rounding passes, another scale or sign is refused, shards of another url are not compared; one request."""
     reward = RemoteReward(server.url, tokenizer)
     keep(tmp_path, reward)
@@ -203,24 +179,3 @@ def test_a_server_must_still_give_the_rewards_it_gave(
         with pytest.raises(DataError, match=r"now returns .* instead of .*not the reward that scored before"):
             check_unchanged(named, shards)
     assert [len(body["query"]) for body in server.bodies] == [3]  # the first shard has no fourth row
-
-
-# Recipes
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({"url": "localhost:5000"}, "must start with http"),
-        ({"url": "ftp://host/x"}, "must start with http"),
-        ({"url": "ftp://me:secret@host/x"}, "use api_key_env"),
-        ({"url": "http://host", "function": "a:b"}, "not both"),
-        ({"url": "http://host", "model": "someone/model"}, "a `url` is used as it is"),
-        ({"function": "a:b", "api_key_env": "KEY"}, "api_key_env requires a `url`"),
-        ({"model": "mine.py"}, "write mine.py:NAME as `function`"),
-    ],
-)
-def test_a_source_says_one_thing(source: dict[str, str], message: str) -> None:
-    """A URL that is none, one with a password, and two sources at once are refused."""
-    with pytest.raises(ValueError, match=message):
-        RewardSource(**source)

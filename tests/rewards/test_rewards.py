@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rows import assistant, user
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     BertConfig,
@@ -36,13 +37,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 PROMPTS = [
-    [{"role": "user", "content": "Hi"}],
-    [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why is the sky blue? " * 3}],
-    [
-        {"role": "user", "content": "2 + 2?"},
-        {"role": "assistant", "content": "4"},
-        {"role": "user", "content": "Sûr ?"},
-    ],
+    [user("Hi")],
+    [{"role": "system", "content": "Be short."}, user("Why is the sky blue? " * 3)],
+    [user("2 + 2?"), assistant("4"), user("Sûr ?")],
 ]
 RESPONSES = ["Hello!", "", "Yes, I am quite sure about that one."]
 
@@ -94,8 +91,8 @@ def test_token_ids_are_those_of_trl(classifier, tmp_path):
     pairs = Dataset.from_dict(
         {
             "prompt": PROMPTS,
-            "chosen": [[{"role": "assistant", "content": response}] for response in RESPONSES],
-            "rejected": [[{"role": "assistant", "content": response}] for response in rejected],
+            "chosen": [[assistant(response)] for response in RESPONSES],
+            "rejected": [[assistant(response)] for response in rejected],
         }
     )
     settings = RewardConfig(output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False)
@@ -107,10 +104,7 @@ def test_token_ids_are_those_of_trl(classifier, tmp_path):
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 @pytest.mark.parametrize("pad_token_id", [0, None])
 def test_the_reward_is_the_head_at_the_last_token(padding_side, pad_token_id):
-    """By hand, in a batch of any size, with padding on either side, by a padding token or EOS.
-
-    Where EOS pads, transformers reads the token before the EOS that ends a text, and so does a packed pass.
-    """
+    """In a batch of any size, padded on either side; where EOS pads, at the token before the EOS that ends a text."""
     pad_token = None if pad_token_id is None else "<pad>"
     tokenizer = tiny_tokenizer(padding_side=padding_side, pad_token=pad_token)
     reward = ClassifierReward(tiny_classifier(pad_token_id=pad_token_id), tokenizer)
@@ -167,13 +161,13 @@ WIDE = partial(bert, hidden_size=128, initializer_range=0.08)  # its rewards rou
 
 @pytest.mark.parametrize("size", [1, 8])
 @pytest.mark.parametrize("kind", [(LlamaForSequenceClassification, tiny_config), (BertForSequenceClassification, WIDE)])
-def test_one_text_first_and_no_text_scored_again_changes_its_rank(kind, size, tmp_path):
+def test_one_text_first_and_no_text_scored_again_changes_its_rank(kind, size):
     """Rollouts of a run, then a reward loaded anew that scores one text first: alone or in others' company."""
     torch.manual_seed(0)
     model, rng = kind[0](kind[1]()), np.random.default_rng(0)
-    texts = [
-        " ".join(rng.choice(["rain", "falls on", "a", "red hill,", "slowly"], rng.integers(1, 8))) for _ in range(24)
-    ]
+    assert can_pack(model, PackedBatch.scores) == (kind[0] is LlamaForSequenceClassification)
+    words = ["rain", "falls on", "a", "red hill,", "slowly"]
+    texts = [" ".join(rng.choice(words, rng.integers(1, 8))) for _ in range(24)]
     stored = np.sort(rewards := np.array(ClassifierReward(model, tiny_tokenizer())([PROMPTS[1]] * 24, texts)))
     reward = CalibratedReward(ClassifierReward(model, tiny_tokenizer()), "exp:10")
     reward.score(PROMPTS[0], "No.", stored)
@@ -191,35 +185,20 @@ def test_the_tolerance_grows_and_is_known_before_a_run_is_scored_again(classifie
     assert reward.tolerance == first > 0
     reward.tolerate(first)
     assert reward.tolerance == 8 * first
-    named, rows = (
-        NamedReward(ClassifierReward(classifier.model, classifier.tokenizer), "reward", "mine"),
-        Batch(PROMPTS, RESPONSES),
-    )
-    score_to(tmp_path, named, rows, on_progress=lambda *_: None)
+    named = NamedReward(ClassifierReward(classifier.model, classifier.tokenizer), "reward", "mine")
+    score_to(tmp_path, named, Batch(PROMPTS, RESPONSES), on_progress=lambda *_: None)
     shard = tmp_path / "part-00000.parquet"
     table = pq.read_table(shard)
-    moved = pa.array(np.array(table["reward"]) + 0.001)
-    pq.write_table(
-        table.set_column(table.column_names.index("reward"), "reward", moved), shard, write_page_checksum=True
-    )
+    moved = table.set_column(table.column_names.index("reward"), "reward", pa.array(np.array(table["reward"]) + 0.001))
+    pq.write_table(moved, shard, write_page_checksum=True)
     check_unchanged(named, [shard])
     assert named.function.tolerance == pytest.approx(0.008, rel=1e-2)
 
 
-def test_a_bidirectional_classifier_does_not_see_padding():
-    """A BERT, whose tokens could attend to padding on the right, gives each row the reward that it has alone."""
-    torch.manual_seed(0)
-    reward = ClassifierReward(BertForSequenceClassification(bert()), tiny_tokenizer())
-    assert not can_pack(reward.model, PackedBatch.scores)
-    alone = [reward([prompt], [response])[0] for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
-    np.testing.assert_allclose(reward(PROMPTS, RESPONSES), alone, atol=1e-5)
-
-
 def test_rows_that_are_too_long_name_their_prompt(classifier):
     """A row beyond the model's context is refused with its prompt's id and both lengths, never cut."""
-    with pytest.raises(
-        DataError, match=rf"prompt {prompt_id(PROMPTS[0])}: .* has 525 tokens, but .* accepts at most 256;"
-    ):
+    said = rf"prompt {prompt_id(PROMPTS[0])}: .* has 525 tokens, but .* accepts at most 256;"
+    with pytest.raises(DataError, match=said):
         classifier(PROMPTS, [*["x" * 500], *RESPONSES[1:]])
 
 

