@@ -32,43 +32,36 @@ def answers(model: str):
     return answer
 
 
-def main() -> None:
-    """Write arithmetic-MODEL.eval, one of them also as JSON, and numbers.json with what inspect_ai reports."""
-    samples = [
-        Sample(question, target=answer, id=f"sum-{i}", metadata={"level": "easy" if i < 3 else "hard"})
-        for i, (question, answer) in enumerate(SUMS.items())
-    ]
-    numbers = {}
-    for model in RIGHT:
-        task = Task(
-            name="arithmetic",
-            dataset=samples,
-            solver=generate(),
-            scorer=[match(), includes()],
-            epochs=Epochs(4, ["mean", "pass_at_2"]),
-            fail_on_error=False,
-        )
-        (log,) = eval(
-            task,
-            model=get_model(f"mockllm/{model}", custom_outputs=answers(model)),
-            log_dir="build/logs-of-inspect",
-            display="none",
-            max_connections=1,
-            max_samples=1,
-        )
-        small = read_eval_log(log.location, exclude_fields={"events"})
-        small.eval.revision = None
-        for sample in small.samples:
-            if sample.error:
-                sample.error.traceback = sample.error.traceback_ansi = ""  # with paths of this machine
-        write_eval_log(small, str(HERE / f"arithmetic-{model}.eval"))
-        if model == "weak":
-            write_eval_log(small, str(HERE / "json" / "arithmetic-weak.json"))
-        numbers[f"arithmetic-{model}"] = {
-            f"{s.name}/{s.reducer}": s.metrics["accuracy"].value for s in log.results.scores
-        }
-    (HERE / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+# Write arithmetic-MODEL.eval, one of them also as JSON, and numbers.json with what inspect_ai reports.
+samples = [
+    Sample(question, target=answer, id=f"sum-{i}", metadata={"level": "easy" if i < 3 else "hard"})
+    for i, (question, answer) in enumerate(SUMS.items())
+]
+numbers = {}
+for model in RIGHT:
+    task = Task(
+        name="arithmetic",
+        dataset=samples,
+        solver=generate(),
+        scorer=[match(), includes()],
+        epochs=Epochs(4, ["mean", "pass_at_2"]),
+        fail_on_error=False,
+    )
+    (log,) = eval(
+        task,
+        model=get_model(f"mockllm/{model}", custom_outputs=answers(model)),
+        log_dir="build/logs-of-inspect",
+        display="none",
+        max_connections=1,
+        max_samples=1,
+    )
+    small = read_eval_log(log.location, exclude_fields={"events"})
+    small.eval.revision = None
+    for sample in small.samples:
+        if sample.error:
+            sample.error.traceback = sample.error.traceback_ansi = ""  # with paths of this machine
+    write_eval_log(small, str(HERE / f"arithmetic-{model}.eval"))
+    if model == "weak":
+        write_eval_log(small, str(HERE / "json" / "arithmetic-weak.json"))
+    numbers[f"arithmetic-{model}"] = {f"{s.name}/{s.reducer}": s.metrics["accuracy"].value for s in log.results.scores}
+(HERE / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")

@@ -31,37 +31,30 @@ class Lucky(LM):
         ]
 
     def loglikelihood(self, requests, disable_tqdm=False):
-        """Return any log-likelihoods."""
         return [(-self.luck.random(), False) for _ in requests]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        """Return nothing: no task needs it."""
-        raise NotImplementedError
+        raise NotImplementedError  # no task needs it
 
 
-def main() -> None:
-    """Write the folder that the command line writes, and numbers.json with what its results say."""
-    work, output = HERE / "work", HERE / "output"
-    shutil.rmtree(output, ignore_errors=True)
-    work.mkdir()
-    os.environ["HF_HOME"] = str(work / "hub")
-    for file in HERE.glob("*.yaml"):
-        (work / file.name).write_text(file.read_text().replace("QUESTIONS", str(HERE / "questions.jsonl")))
-    sys.argv = [
-        *("lm_eval", "run", "--model", "lucky", "--model_args", "pretrained=lucky-1b", "--include_path", str(work)),
-        *("--tasks", "sums,sums_two_filters,choices", "--log_samples", "--output_path", str(output)),
-    ]
-    cli_evaluate()
-    (results,) = output.rglob("results_*.json")
-    found = json.loads(results.read_text())
-    kept = {key: found[key] for key in ("results", "configs", "n-samples", "model_name", "lm_eval_version")}
-    for config in kept["configs"].values():
-        for key in ("dataset_kwargs", "metadata", "fewshot_config"):  # paths of this machine, and what is long
-            config.pop(key, None)
-    results.write_text(json.dumps(kept, indent=1) + "\n")
-    (HERE / "numbers.json").write_text(json.dumps(found["results"], indent=1) + "\n")
-    shutil.rmtree(work)
-
-
-if __name__ == "__main__":
-    main()
+# Write the folder that the command line writes, and numbers.json with what its results say.
+work, output = HERE / "work", HERE / "output"
+shutil.rmtree(output, ignore_errors=True)
+work.mkdir()
+os.environ["HF_HOME"] = str(work / "hub")
+for file in HERE.glob("*.yaml"):
+    (work / file.name).write_text(file.read_text().replace("QUESTIONS", str(HERE / "questions.jsonl")))
+sys.argv = [
+    *("lm_eval", "run", "--model", "lucky", "--model_args", "pretrained=lucky-1b", "--include_path", str(work)),
+    *("--tasks", "sums,sums_two_filters,choices", "--log_samples", "--output_path", str(output)),
+]
+cli_evaluate()
+(results,) = output.rglob("results_*.json")
+found = json.loads(results.read_text())
+kept = {key: found[key] for key in ("results", "configs", "n-samples", "model_name", "lm_eval_version")}
+for config in kept["configs"].values():
+    for key in ("dataset_kwargs", "metadata", "fewshot_config"):  # paths of this machine, and what is long
+        config.pop(key, None)
+results.write_text(json.dumps(kept, indent=1) + "\n")
+(HERE / "numbers.json").write_text(json.dumps(found["results"], indent=1) + "\n")
+shutil.rmtree(work)
