@@ -1,7 +1,5 @@
 """Dirty data, and recipes that are wrong or evil: refused with the place, or counted; no finished work is touched."""
 
-import gzip
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,11 @@ ROWS = [
 ]
 
 
-def reading(lab: Lab, name: str, content: bytes) -> str:
+def reading(lab: Lab, content: bytes) -> str:
     """Write a file of data and a recipe that reads it, and return the recipe's path."""
-    (lab.folder / name).write_bytes(content)
-    return lab.recipe(data={"folder": str(lab.folder), "sources": [{"path": name}], "max_prompt_tokens": 180})
+    (lab.folder / "rows.jsonl").write_bytes(content)
+    return lab.recipe(data={"folder": str(lab.folder), "sources": [{"path": "rows.jsonl"}], "max_prompt_tokens": 180})
 
-
-# Files that cannot be read, and rows that are no examples
 
 DIRTY = [
     {"prompt": "Hi", "chosen": "Yes"},
@@ -43,32 +39,20 @@ DIRTY = [
     3,
     {
         "a line is not JSON": (
-            "rows.jsonl",
             lines(ROWS[:6]) + b'{"prompt": "Hi", "chosen": \n' + lines(ROWS[6:]),
-            "rows.jsonl line 7: not JSON",
+            "line 7: not JSON",
             "--skip-invalid",
         ),
-        "gzip is cut off": (
-            "rows.jsonl.gz",
-            gzip.compress(lines(ROWS), mtime=0)[:2000],
-            r"cannot be read after \S+ line \d+",
-            "--skip-invalid",
-        ),
-        "a column is missing": (
-            "rows.jsonl",
-            lines([*ROWS, DIRTY[0]]),
-            f"rows.jsonl line {len(ROWS) + 1}: column rejected is missing",
-        ),
+        "a column is missing": (lines([*ROWS, DIRTY[0]]), f"line {len(ROWS) + 1}: column rejected is missing"),
     },
-    brief=("a line is not JSON", "a column is missing"),
+    brief=True,
 )
-def unreadable(lab: Lab, name: str, content: bytes, place: str, *words: str) -> Seen:
+def unreadable(lab: Lab, content: bytes, place: str, *words: str) -> Seen:
     """A data file cannot be read, or has an invalid row → File, line and fix; finished work stays."""
     root = lab.copy()
     with untouched(root, "data", "stages", "recipe.yaml", "digests.json", ".lock", ".holder"):
-        code, _, said = infalign("run", reading(lab, name, content), *words)
-    assert str(lab.folder / name) in said
-    assert re.search(place, said)
+        code, _, said = infalign("run", reading(lab, content), *words)
+    assert f"{lab.folder}/rows.jsonl {place}" in said
     assert all((root / "stages" / f"{unit}.json").exists() for unit in ("sft", "rollout-0", "train-aware", "results"))
     return Seen(code, said)
 
@@ -76,7 +60,7 @@ def unreadable(lab: Lab, name: str, content: bytes, place: str, *words: str) -> 
 @fault(0, brief=True)
 def skipped_rows(lab: Lab) -> Seen:
     """Invalid rows of seven kinds, with `--skip-invalid` → How many were left out, and which file lists them."""
-    path, root = reading(lab, "rows.jsonl", lines([*ROWS, *DIRTY])), lab.folder / "run"
+    path, root = reading(lab, lines([*ROWS, *DIRTY])), lab.folder / "run"
     code, out, _ = infalign("run", path, "--until", "data", "--skip-invalid")
     listed = (root / "data" / "skipped.txt").read_text(encoding="utf-8").splitlines()
     places = [f"{lab.folder}/rows.jsonl line {number}" for number in range(len(ROWS) + 1, len(ROWS) + len(DIRTY) + 1)]
@@ -110,7 +94,7 @@ LABELS = [{"prompt": f"Say {i}.", "chosen": f"Here is {i}.", "rejected": "No."} 
 )
 def counted(lab: Lab, rows: list[dict[str, Any]], counts: dict[str, int]) -> Seen:
     """Odd rows that are valid: repeated, contradictory, 10 MB long → Their numbers, beside the step `data`."""
-    path = reading(lab, "rows.jsonl", lines(rows))
+    path = reading(lab, lines(rows))
     code, _, _ = infalign("run", path, "--until", "data", "--set", "data.test=[{world: 20}]")
     found = summary(lab.folder / "run", "data")
     assert {name: found[name] for name in counts} == counts
@@ -128,26 +112,24 @@ def too_long(lab: Lab) -> Seen:
     return Seen(code, said)
 
 
-# Recipes
-
 RECIPE = write_yaml(micro.settings(Path("RUN")))
 
 
 @fault(
     2,
     {
-        "a misspelled key": (RECIPE.replace("max_new_tokens", "max_new_token"),),
-        "Python": (f"{RECIPE}report_to: !!python/object/apply:os.system ['touch MARK']\n",),
-        "a model's weights": ((60).to_bytes(8, "little").decode() + '{"weight": {"dtype": "F32"}}\xff',),
+        "a misspelled key": RECIPE.replace("max_new_tokens", "max_new_token"),
+        "Python": f"{RECIPE}report_to: !!python/object/apply:os.system ['touch MARK']\n",
+        "a model's weights": (60).to_bytes(8, "little").decode() + '{"weight": {"dtype": "F32"}}\xff',
     },
     brief=("a misspelled key", "Python"),
 )
-def unread(lab: Lab, text: str, *settings: str) -> Seen:
+def unread(lab: Lab, text: str) -> Seen:
     """A recipe is wrong, malicious or none → The key, what was found and what is allowed; its Python does not run."""
     root, path, mark = lab.copy(), lab.folder / "recipe.yaml", lab.folder / "mark"
     path.write_bytes(text.replace("RUN", str(root)).replace("MARK", str(mark)).encode("latin1"))
     with untouched(root):
-        seen = refused("run", path, *(word for setting in settings for word in ("--set", setting)))
+        seen = refused("run", path)
     assert not mark.exists()
     return seen
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from faults.lab import Lab, Seen, again, printed, warning
+from faults.lab import Lab, Seen, again, printed
 from faults.registry import fault
 from infalign.report.findings import sentences
 from infalign.steps.status import recorded_recipe, status
@@ -60,4 +60,8 @@ OVERSPENDS = tuple(f"policies.aware.{key}" for key in ("fit.learning_rate=0.1", 
 )
 def finds(lab: Lab, until: str, unit: str, words: str, *changes: str) -> Seen:
     """A step's result is worth little → A warning below the step, with a suggested fix."""
-    return warning(printed(lab.copy(), *changes, until=until), unit, words)
+    lines = printed(lab.copy(), *changes, until=until)
+    below = next(i for i, line in enumerate(lines) if line.startswith(f"✓ {unit} ")) + 1
+    found = next(line for line in lines[below:] if words in line)
+    assert found.startswith(f"! {unit}: ")
+    return Seen(0, found)

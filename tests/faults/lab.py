@@ -85,14 +85,6 @@ def printed(root: Path, *overrides: str, until: str = "report") -> list[str]:
 again = micro.again
 
 
-def warning(lines: list[str], unit: str, words: str) -> Seen:
-    """Return the line below a finished unit that warns of it with these words."""
-    below = next(i for i, line in enumerate(lines) if line.startswith(f"✓ {unit} ")) + 1
-    found = next(line for line in lines[below:] if words in line)
-    assert found.startswith(f"! {unit}: ")
-    return Seen(0, found)
-
-
 def undo(root: Path, *units: str) -> None:
     """Remove what the run knows of units and what they made: they are to be done from the start."""
     for name in units:

@@ -25,9 +25,8 @@ def mine(file: Path) -> None:
 
 def project(root: Path) -> None:
     """Make a folder with somebody's work under the names that a run uses."""
-    for name in ("data/train.jsonl", "rollouts/part-0/mine.txt", "evaluation/notes.txt", "checkpoints/aware/a.txt"):
-        mine(root / name)
-    for name in ("results.json", "report.html", "recipe.yaml", "models/aware/model.safetensors"):
+    folders = ("data/train.jsonl", "rollouts/part-0/mine.txt", "evaluation/notes.txt", "checkpoints/aware/a.txt")
+    for name in (*folders, "results.json", "report.html", "recipe.yaml", "models/aware/model.safetensors"):
         mine(root / name)
 
 
@@ -93,9 +92,6 @@ def begun_and_killed(lab: Lab) -> Seen:
 
     everywhere(death, begin, before=lambda: remove(root), after=after)
     return Seen(KILLED)
-
-
-# In a directory of a run
 
 
 def link(path: Path) -> None:

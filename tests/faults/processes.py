@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import micro
 import torch
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from faults.lab import KILLED, Lab, Seen, tables, told, undo
 from faults.registry import fault
-from infalign.core.progress import OnProgress, ProgressDisplay
+from infalign.core.progress import ProgressDisplay
 from infalign.pipeline.lock import HOLDER
 from infalign.pipeline.ownership import MARKER
 from infalign.pipeline.records import records
@@ -31,15 +30,8 @@ SEED, KILLS = 20, 20  # of the loop: how long each run lives, and how many die a
 def command(root: Path, *until: str) -> Iterator[subprocess.Popen[str]]:
     """Start ``infalign run``, or up to a stage, in a run directory; it and its workers are gone in the end."""
     path = micro.write(root.parent / "recipe.yaml", micro.settings(root) | micro.WORKERS)
-    with started([micro.COMMAND, "run", path, *until]) as run:
-        yield run
-
-
-@contextmanager
-def started(words: list[Any]) -> Iterator[subprocess.Popen[str]]:
-    """Start a command; it and its workers are gone in the end."""
     run = subprocess.Popen(
-        words,
+        [micro.COMMAND, "run", path, *until],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,9 +56,6 @@ def ended(run: subprocess.Popen[str]) -> Seen:
     _, said = run.communicate(timeout=600)
     assert said.count("\n") <= 1, said
     return Seen(run.returncode if run.returncode >= 0 else 128 - run.returncode, said.removeprefix("infalign: "))
-
-
-# Signals
 
 
 def while_training(lab: Lab, harm: Callable[[subprocess.Popen[str]], object]) -> Seen:
@@ -126,30 +115,21 @@ def worker_killed(lab: Lab) -> Seen:
     return while_training(lab, lambda run: os.kill(workers(run)[0], signal.SIGKILL))
 
 
-# Memory
-
-
-def ask_torch(*, on_progress: OnProgress) -> None:
-    """Ask torch for memory, which raises a RuntimeError."""
-    torch.empty(1 << 50, dtype=torch.uint8)
-
-
-def ask_python(*, on_progress: OnProgress) -> None:
-    """Ask Python for memory, which raises a MemoryError."""
-    bytearray(1 << 60)
-
-
-@fault(1, {"torch": ask_torch, "Python": ask_python}, brief=True)
-def memory(lab: Lab, ask: Callable[..., None]) -> Seen:
+@fault(
+    1,
+    {
+        "torch": lambda **_: torch.empty(1 << 50, dtype=torch.uint8),  # a RuntimeError
+        "Python": lambda **_: bytearray(1 << 60),  # a MemoryError
+    },
+    brief=True,
+)
+def memory(lab: Lab, ask: Callable[..., object]) -> Seen:
     """A step asks for more memory than there is → The step that ran out of memory."""
     with ProgressDisplay(Console(file=StringIO())) as display:
         task = [Task("rollout-0", ask)]
         seen = told(lambda: run_tasks(task, Workers(1, 1), display=display, on_done=lambda *_: None))
     assert "rollout-0 ran out of memory" in seen.said
     return seen
-
-
-# Where it runs
 
 
 @fault(0)
@@ -179,9 +159,6 @@ def closed_stdout(lab: Lab) -> Seen:
         code = run.wait(timeout=600)
     lab.ends_well(root)
     return Seen(code, said)
-
-
-# The loop
 
 
 def at_work(root: Path, run: subprocess.Popen[str], since: float) -> bool:

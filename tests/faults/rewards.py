@@ -24,27 +24,13 @@ from infalign.rewards.sources import function_reward
 from infalign.world import gold
 
 GOLD = "reward={function: 'infalign.world:gold'}"
-TO_GOLD = "from infalign.world import gold\n\ndef reward(prompts, responses):\n"
-
-
-# The means: the rows of a run, scores of them, servers
-
-
-def calibrate_with(root: Path, reward: str) -> None:
-    """Score and calibrate the rollouts of a run with another reward."""
-    again(root, reward, until="calibrate")
 
 
 def calibrated(lab: Lab, reward: str = GOLD) -> dict[str, Any]:
     """Return the tables of an undisturbed run with another reward, up to its calibration."""
     root = lab.copy("undisturbed")
-    calibrate_with(root, reward)
+    again(root, reward, until="calibrate")
     return tables(root)
-
-
-def at(server: RewardServer, **more: str) -> str:
-    """Return the setting of a reward by a server."""
-    return f"reward={json.dumps({'url': server.url} | more)}"
 
 
 def remote(lab: Lab, url: str, **options: Any) -> RemoteReward:
@@ -73,20 +59,18 @@ def impatient(attempts: int = 2) -> Iterator[RewardServer]:
         yield server
 
 
-# Servers
-
-
 @fault(4, brief=True)
 def dies_halfway(lab: Lab) -> Seen:
     """The reward server dies halfway, and comes back → Start it and rerun; its scores are kept."""
     expected, root = calibrated(lab), lab.copy()
     with impatient() as server:
+        reward = f"reward={json.dumps({'url': server.url})}"
         server.broken_after = 2 + 1  # part 0, the golden rows before part 1, part 1
-        seen = told(lambda: calibrate_with(root, at(server)))
+        seen = told(lambda: again(root, reward, until="calibrate"))
         asked = {query for body in server.bodies[:3] for query in body["query"]}
         server.broken_after = None
         server.bodies.clear()
-        calibrate_with(root, at(server))
+        again(root, reward, until="calibrate")
         golden = 4  # rows asked again, to see that it is the same server
         assert not asked & {q for body in server.bodies if len(body["query"]) > golden for q in body["query"]}
     assert tables(root) == expected
@@ -150,8 +134,6 @@ def bad_answer(lab: Lab, answer: bytes) -> Seen:
     return seen
 
 
-# Functions
-
 FLAKY = """\
 from pathlib import Path
 
@@ -176,10 +158,10 @@ def raises(lab: Lab) -> Seen:
     down = lab.folder / "down"
     down.write_text("0")
     with module(lab, FLAKY, "flaky") as reward:
-        seen = told(lambda: calibrate_with(root, reward))
+        seen = told(lambda: again(root, reward, until="calibrate"))
         assert (root / "scores" / "part-0.parquet").exists()
         down.unlink()
-        calibrate_with(root, reward)
+        again(root, reward, until="calibrate")
     assert tables(root) == expected
     return seen
 
@@ -190,7 +172,7 @@ def restless(lab: Lab) -> Seen:
     root = lab.copy()
     source = "from itertools import count\n\nnumbers = count()\n\ndef reward(prompts, responses):\n"
     with module(lab, source + "    return [next(numbers) for _ in responses]\n", "restless") as reward:
-        return told(lambda: calibrate_with(root, reward))
+        return told(lambda: again(root, reward, until="calibrate"))
 
 
 @fault(1)

@@ -21,8 +21,6 @@ from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
 
-# The means: prompts, and an engine that has room for a few responses
-
 
 def drawn(lab: Lab, engine: Any, name: str = "drawn", prompts: int = 3) -> list[dict[str, Any]]:
     """Return six rollouts of each of the first training prompts."""
@@ -47,9 +45,6 @@ def room_for(model: Any, rows: int) -> Iterator[list[int]]:
         yield given
     finally:
         hook.remove()
-
-
-# Servers
 
 
 @fault(4)
@@ -93,9 +88,6 @@ def ends_at_once(lab: Lab) -> Seen:
     return seen
 
 
-# Engines
-
-
 @fault(0, brief=True)
 def little_memory(lab: Lab) -> None:
     """Memory runs out with more than two responses at once → Nothing; fewer are drawn at once."""
@@ -132,9 +124,6 @@ def cut_off(lab: Lab) -> Seen:
     assert finishes.count("length") / len(finishes) == summary(root, "score-0")["cut_off"] > 0.9
     assert "are cut off at rollout.max_new_tokens (1)" in said
     return Seen(0, said)
-
-
-# Training
 
 
 @fault(1)

@@ -97,7 +97,6 @@ class Server:
         threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def answer(self, body: dict[str, Any], fault: str | None = None) -> Any:
-        """Return the answer to a request."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -158,10 +157,8 @@ class RolloutServer(Server):
         elif fault == "equal":
             choices = [max(choices, key=lambda choice: len(choice["token_ids"]))] * len(choices)
         elif fault is not None:
-            for choice in choices:
-                choice |= {"no ids": {"token_ids": None}, "no logprobs": {"logprobs": None}}.get(fault) or json.loads(
-                    fault
-                )
+            fields = {"no ids": {"token_ids": None}, "no logprobs": {"logprobs": None}}.get(fault) or json.loads(fault)
+            choices = [choice | fields for choice in choices]
         return {"choices": choices}
 
 

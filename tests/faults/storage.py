@@ -269,8 +269,6 @@ def checkpoint_full(lab: Lab) -> Seen:
     return seen
 
 
-# What was whole is damaged later
-
 EVALUATION = tuple(micro.evaluation("plain"))
 ROLLOUTS = "rollouts/part-0/part-00000.parquet"
 
@@ -313,17 +311,11 @@ def become(make: Callable[[Path], object]) -> Callable[[Path], None]:
     return harm
 
 
+ASK = "generate --policy plain --prompt Hello"
 OPENERS = {
-    "models/aware": [["run"], ["generate", "--prompt", "Hello"]],
-    "models/reference": [
-        ["run", "--until", "calibrate"],
-        ["generate", "--policy", "plain", "--prompt", "Hello"],
-        ["export", "--to", "trl", "--transform", "exp:10", "--kl", "0.1"],
-    ],
-    "models/reward": [
-        ["serve-reward", "--transform", "exp:10"],
-        ["generate", "--policy", "plain", "--prompt", "Hello"],
-    ],
+    "models/aware": ["run", "generate --prompt Hello"],
+    "models/reference": ["run --until calibrate", ASK, "export --to trl --transform exp:10 --kl 0.1"],
+    "models/reward": ["serve-reward --transform exp:10", ASK],
 }
 
 
@@ -347,7 +339,7 @@ def replaced(lab: Lab, harm: Callable[[Path], object]) -> Seen:
         harm(weights)
         states = [unit.state for unit in status(load_recipe(lab.recipe())).units]
         assert [state for state in states if state != "done"] == ["damaged"]
-        for command, *words in commands:
+        for command, *words in map(str.split, commands):
             seen = refused(command, lab.recipe() if command == "run" else root, *words)
             assert (seen.code, f"{folder}/model.safetensors" in seen.said) == (3, True), seen
         remove(weights)
@@ -363,9 +355,6 @@ def temporary_left(lab: Lab) -> None:
     shard.with_name(f".{'0' * 32}-{shard.name}").write_bytes(shard.read_bytes()[:100])
     assert again(root) == []
     assert tables(root) == tables(lab.finished)
-
-
-# The place to write to
 
 
 @fault(2, brief=True)

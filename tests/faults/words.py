@@ -52,9 +52,6 @@ def few_prompts(lab: Lab) -> Seen:
     return warned(lab, "rollout.prompts=100000", "rollout.prompts")
 
 
-# In the run directory
-
-
 @fault(2, brief=True)
 def escapes(lab: Lab) -> Seen:
     """An error repeats terminal escapes of a model folder → Their characters, printable."""
