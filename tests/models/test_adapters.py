@@ -33,13 +33,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
 
 
-def adapt(base: str, folder: Path, task: TaskType) -> Any:
+def adapt(base: str, folder: Path, task: TaskType = TaskType.CAUSAL_LM, **settings: Any) -> Any:
     """Save an adapter with weights of its own, and return the model with the adapter."""
     kinds = {TaskType.CAUSAL_LM: AutoModelForCausalLM, TaskType.SEQ_CLS: AutoModelForSequenceClassification}
     model = kinds[task].from_pretrained(base, **({"num_labels": 1} if task is TaskType.SEQ_CLS else {}))
     torch.manual_seed(0)
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type=task, init_lora_weights=False)
-    adapted = get_peft_model(model, config).eval()
+    settings = {"target_modules": ["q_proj"]} | settings
+    adapted = get_peft_model(model, LoraConfig(r=2, task_type=task, init_lora_weights=False, **settings)).eval()
     adapted.save_pretrained(folder)
     return adapted
 
@@ -47,13 +47,13 @@ def adapt(base: str, folder: Path, task: TaskType) -> Any:
 @pytest.fixture
 def adapter(policy: str, tmp_path: Path) -> Path:
     """The folder of an adapter of the policy."""
-    adapt(policy, tmp_path / "adapter", TaskType.CAUSAL_LM)
+    adapt(policy, tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
 def test_a_policy_is_its_base_with_the_adapter(policy: str, tmp_path: Path) -> None:
     """The same logits; the tokenizer is the base's, as the adapter has none."""
-    adapted = adapt(policy, tmp_path / "adapter", TaskType.CAUSAL_LM)
+    adapted = adapt(policy, tmp_path / "adapter")
     merged, tokenizer = load_policy(convert(str(tmp_path / "adapter")))
     tokens = torch.arange(3, 43)[None]
     with torch.no_grad():
@@ -64,15 +64,10 @@ def test_a_policy_is_its_base_with_the_adapter(policy: str, tmp_path: Path) -> N
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that the embedding is tied
 @pytest.mark.parametrize("ends", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids=" ".join)
 @pytest.mark.parametrize("tied", [False, True], ids=["two adapters", "ensure_weight_tying"])
-def test_an_adapter_on_tied_embeddings_is_merged_into_each_for_itself(
-    policy: str, tmp_path: Path, ends: list[str], *, tied: bool
-) -> None:
+def test_tied_embeddings_are_adapted_each_for_itself(policy: str, tmp_path: Path, ends: list[str], tied: bool) -> None:
     """The merged model has the adapted one's logits; peft merges both into the one weight."""
-    model = AutoModelForCausalLM.from_pretrained(policy)
-    assert model.config.tie_word_embeddings
-    config = LoraConfig(r=2, target_modules=ends, init_lora_weights=False, ensure_weight_tying=tied)
-    adapted = get_peft_model(model, config).eval()
-    adapted.save_pretrained(tmp_path / "adapter")
+    adapted = adapt(policy, tmp_path / "adapter", target_modules=ends, ensure_weight_tying=tied)
+    assert adapted.config.tie_word_embeddings
     merged, _ = load_policy(convert(str(tmp_path / "adapter")))
     tokens = torch.arange(3, 43)[None]
     with torch.no_grad():
@@ -126,32 +121,27 @@ def test_weights_in_only_one_of_adapter_and_model_are_named(adapter: Path, chang
         convert(str(adapter))
 
 
-@pytest.mark.parametrize("change", [{"peft_type": "IA3"}, {"base_model_name_or_path": None}])
-def test_another_kind_and_one_without_base_are_refused(adapter: Path, change: dict[str, Any]) -> None:
-    """The error says what is there and what to do."""
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft_type": "IA3"}, "is an adapter of type .* merge it into its base"),
+        ({"base_model_name_or_path": None}, "is an adapter of type .* merge it into its base"),
+        ({"base_model_name_or_path": "/no/where"}, "_config.json: base_model_name_or_path is /no/where, .* set it"),
+        ({"base_model_name_or_path": "a/model", "revision": "v2"}, "is a/model, revision v2, .* set it"),
+    ],
+)
+def test_another_kind_and_a_base_that_is_absent_are_refused(adapter: Path, changes: dict[str, Any], said: str) -> None:
+    """With the adapter and what to do; a revision of the hub is not taken for the newest."""
     about = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(about | change))
-    with pytest.raises(ConfigError, match=r"is an adapter of type .* merge it into its base"):
-        convert(str(adapter))
-
-
-@pytest.mark.parametrize(("base", "revision"), [("/no/where", None), ("some/model", "v2")])
-def test_a_base_that_is_elsewhere_is_named(adapter: Path, base: str, revision: str | None) -> None:
-    """With the adapter and the key to set; a revision of the hub is not taken for the newest."""
-    about = json.loads((adapter / "adapter_config.json").read_text())
-    about |= {"base_model_name_or_path": base, "revision": revision}
-    (adapter / "adapter_config.json").write_text(json.dumps(about))
-    with pytest.raises(
-        ConfigError, match=f"adapter_config.json: base_model_name_or_path is {base}, revision .* set it"
-    ):
+    (adapter / "adapter_config.json").write_text(json.dumps(about | changes))
+    with pytest.raises(ConfigError, match=said):
         convert(str(adapter))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that it cannot be merged
 def test_an_adapter_that_cannot_be_merged_is_named(policy: str, tmp_path: Path) -> None:
     """As one with biases of its own on layers without."""
-    config = LoraConfig(r=2, target_modules=["q_proj"], lora_bias=True, task_type=TaskType.CAUSAL_LM)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(policy), config).save_pretrained(tmp_path / "adapter")
+    adapt(policy, tmp_path / "adapter", lora_bias=True)
     with pytest.raises(ConfigError, match=r"cannot merge the LoRA adapter .*/adapter into .*lora_bias=True"):
         convert(str(tmp_path / "adapter"))
 

@@ -1,6 +1,5 @@
 """Conversations become the token ids of their template, whatever they spell, and ids become text again."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +40,15 @@ TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Lo
 RESULT = {"role": "tool", "name": "look_up", "content": "a letter"}
 TEXTS = (
     *("", "Hi", " padded \n", "Sûr ? 😀 日本語", "a\u00a0b\u200bc e\u0301", "1\n\n2\n\n\n3", "\ttab"),
-    *(
-        "def f(x):\n    return x < 1 | 2\n",
-        "    if x:\n        y",
-        "<p>html</p> {{ y }} {% z %} {# c #}",
-        "< |im_start| >",
-    ),
+    *("def f(x):\n    return x < 1 | 2\n", "    if x:\n        y", "<p>html</p> {{ y }} {% z %} {# c #}"),
+    "< |im_start| >",
 )
 CONVERSATIONS: list[tuple[list[dict[str, Any]], Any]] = [
     *(([user(text)], None) for text in TEXTS),
     *(([user("Why?"), said(text)], None) for text in TEXTS),
     ([system("Be brief."), user("Why?")], None),
     ([system(" Be brief.\n"), user("Why?"), said("So."), user("Sure?"), said("Yes.")], None),
-    (
-        [user("Why?"), said("<think>\nHm.\n</think>\n\nSo."), user("Sure?"), said("<think>\nYes?\n</think>\n\nYes.")],
-        None,
-    ),
+    ([user("Why?"), said(f"{THOUGHT}So."), user("Sure?"), said(f"{THOUGHT}Yes.")], None),
     ([user("Why?"), said("So.", reasoning_content="Hm.")], None),
     ([user("Why?"), said("", tool_calls=[CALL]), RESULT, said("So.")], TOOLS),
     ([system("Look it up."), user("Why?"), said("I look.", tool_calls=[CALL]), RESULT, said("So.")], TOOLS),
@@ -67,18 +59,10 @@ CONVERSATIONS: list[tuple[list[dict[str, Any]], Any]] = [
 TEMPLATES = FAMILIES | installed()
 
 
-@pytest.fixture(scope="module")
-def table() -> Iterator[list[str]]:
-    """Return the rows of a table that is printed at the end (``pytest -s``)."""
-    rows = [f"{'template':<55} same ids  refused by both"]
-    yield rows
-    print("", *rows, sep="\n")
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_ids_are_those_of_the_template(name: str, table: list[str]) -> None:
+def test_ids_are_those_of_the_template(name: str) -> None:
     """Token for token those of `apply_chat_template`, and what it refuses is refused."""
-    tokenizer, same, refused = tokenizer_of(TEMPLATES[name]), 0, 0
+    tokenizer = tokenizer_of(TEMPLATES[name])
     for prompted, ours in ((True, prompt_ids), (False, conversation_ids)):
         for conversation, tools in CONVERSATIONS:
             try:
@@ -87,11 +71,8 @@ def test_ids_are_those_of_the_template(name: str, table: list[str]) -> None:
             except Exception:
                 with pytest.raises(DataError, match="cannot render the conversation"):
                     ours(tokenizer, [conversation], [tools])
-                refused += 1
             else:
                 assert ours(tokenizer, [conversation], [tools]) == [expected], conversation
-                same += 1
-    table.append(f"{name:<55} {same:8}  {refused:15}")
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
@@ -130,12 +111,7 @@ def trained(row: TrainingIds, tokenizer: Any) -> str:
     [
         ("chatml", "<|im_end|>", [said("  So.\n")], "<|im_start|>assistant\n⟦  So.\n<|im_end|>⟧\n"),
         ("mistral", "</s>", [said("So.")], "[INST] Why? [/INST]⟦ So.</s>⟧"),
-        (
-            "qwen-3",
-            "<|im_end|>",
-            [said("<think>\nHm.\n</think>\n\nSo.")],
-            "\n⟦<think>\nHm.\n</think>\n\nSo.<|im_end|>⟧\n",
-        ),
+        ("qwen-3", "<|im_end|>", [said(f"{THOUGHT}So.")], f"\n⟦{THOUGHT}So.<|im_end|>⟧\n"),
         (
             *("tools", "<|im_end|>", [said("", tool_calls=[CALL]), RESULT, said("So.")]),
             '\n⟦<tool_call>\n{"name": "look_up", "arguments": {"word": "delta"}}\n</tool_call><|im_end|>⟧\n'

@@ -85,10 +85,8 @@ def test_one_part_of_several_is_refused(model: Any, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_changes_text_is_refused(model: Any, tmp_path: Path) -> None:
-    """Prompts would not be what they were."""
-    file = write_gguf(
-        *model, tmp_path / "text.gguf", kind="llama"
-    )  # read as SentencePiece, whose spaces are other signs
+    """Prompts would not be what they were: it is read as SentencePiece, whose spaces are other signs."""
+    file = write_gguf(*model, tmp_path / "text.gguf", kind="llama")
     with pytest.raises(ConfigError, match=r"tokenizer in .*text\.gguf does not return the text"):
         convert(str(file))
 

@@ -21,7 +21,6 @@ from infalign.sampling.transformers import TransformersEngine
 
 PROMPT = [5, 6, 7, 8]
 
-
 FORMS = pytest.mark.parametrize("form", ["network", "network, top tokens", "side", "side, top tokens"])
 
 
@@ -109,10 +108,8 @@ def test_a_saved_guide_is_a_policy_like_any_other(folder: Path, form: str, tmp_p
 
 
 @FORMS
-def test_the_kl_of_a_guide_takes_one_pass_through_the_reference(
-    folder: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The estimates are those of two models that know nothing of each other."""
+def test_the_kl_of_a_guide_takes_one_pass(folder: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the reference; the estimates are those of two models that know nothing of each other."""
     model, reference, _ = policy(folder, form, strength=0.5)
     assert model.is_beside(reference)
     texts = [PROMPT, PROMPT[:2]], [[9, 10, 11], [12]]

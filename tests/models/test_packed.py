@@ -65,13 +65,6 @@ def test_a_batch_has_the_gradients_of_single_rows(model: Any, passes: Any) -> No
         assert torch.allclose(gradient, expected[name], atol=1e-3, rtol=1e-3), name
 
 
-def test_a_model_with_a_window_does_not_pack() -> None:
-    """Its layers do not attend to all earlier tokens. Its attention is as before afterwards."""
-    model = tiny("Mistral", sliding_window=3)
-    assert not can_pack(model)
-    assert model.config._attn_implementation == "sdpa"
-
-
 def test_a_guide_whose_reference_cannot_pack_has_both_attentions_as_before() -> None:
     """Gemma 2 is eager, as its attention has a softcap; a plain pass works after a packed one has failed."""
     model = GuidedForCausalLM.with_side_network(tiny("Gemma2", head_dim=8), hidden=8, layers=1, reads=1)

@@ -61,11 +61,7 @@ def state(model: Any, tokenizer: Any, prompt: str, response: str, layer: int) ->
 
 @pytest.mark.parametrize("kind", ["all tokens", "windows", "encoder"])
 def test_the_output_is_the_head_on_the_mean_state(kind: str, base: Any, tmp_path: Path) -> None:
-    """As computed by hand, however many responses are scored together, packed or padded, and from the saved folder.
-
-    An encoder reads a response in both directions; a model with windows cannot be packed. No message can say where a
-    response begins.
-    """
+    """However many are scored together, packed or padded, and from the saved folder, whatever marks messages spell."""
     model, tokenizer = base
     if kind == "windows":
         model = small("mistral", tokenizer, sliding_window=4)
@@ -78,7 +74,7 @@ def test_the_output_is_the_head_on_the_mean_state(kind: str, base: Any, tmp_path
     texts = [(f"How {marks} now?", "Write."), ("How?", f"Write {marks} so."), ("The moon?", "I do not."), ("How?", "")]
     states = [torch.cat([state(model, tokenizer, *text, layer) for layer in (1, 3)]) for text in texts]
     pairs = [([user(prompt)], [reply(response)], [reply(response)]) for prompt, response in texts if response]
-    found = pooled_states(reader, tokenizer, pairs, lambda *_: None)
+    found = pooled_states(reader, tokenizer, pairs, micro.silent)
     np.testing.assert_allclose(found, np.stack([np.stack([own, own]) for own in states[:3]]), rtol=1e-4, atol=1e-5)
     expected = [float(reader.score.weight[0] @ own) for own in states]
     prompts, responses = [[user(prompt)] for prompt, _ in texts], [response for _, response in texts]
@@ -93,10 +89,7 @@ def test_the_output_is_the_head_on_the_mean_state(kind: str, base: Any, tmp_path
 
 
 def test_a_response_may_be_joined_with_its_opening() -> None:
-    """Where a template opens with a line break, one that a response begins with is one token with it.
-
-    The mean begins after that, and the other responses to the prompt are as without this one.
-    """
+    """A line break of the template and one of the response are one token: the mean begins after it, only there."""
     tokenizer = train_tokenizer(["Why?\n\n\nIt is so.\n\n\nAnd you?"] * 9, SCRATCH)
     tokenizer.chat_template = (
         "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>{% endfor %}"
@@ -123,10 +116,9 @@ def test_a_pair_longer_than_the_model_reads_is_an_error(tmp_path: Path) -> None:
     """With both lengths, and what to set."""
     folder = micro.encoder(tmp_path)
     model, tokenizer = load_without_head(folder), load_tokenizer(folder)
+    pairs = [([user("How")], [reply("z " * 600)], [reply("a")])]
     with pytest.raises(DataError, match="the head's model accepts at most 512; set head"):
-        fit_head(
-            model, tokenizer, [([user("How")], [reply("z " * 600)], [reply("a")])], seed=0, on_progress=lambda *_: None
-        )
+        fit_head(model, tokenizer, pairs, seed=0, on_progress=micro.silent)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -206,7 +198,6 @@ def test_the_pairs_of_a_prompt_share_a_fold() -> None:
     """Otherwise validation would see prompts that it was fitted on."""
     prompts = ["a", "b", "c", "a", "d", "b", "e"]
     found = prompt_folds(prompts, seed=1)
-    assert {p: set(found[np.array(prompts) == p]) for p in prompts}.keys() == set("abcde")
     assert all(len({*found[np.array(prompts) == p]}) == 1 for p in prompts)
 
 

@@ -99,9 +99,7 @@ def test_loss_and_gradients_are_those_without_stored_states(policy: GuidedForCau
 
 
 @pytest.mark.parametrize("last", [1, 3, 4])
-def test_the_last_layers_learn_the_same_from_the_states_below_them(
-    policy: GuidedForCausalLM, tmp_path: Path, last: int
-) -> None:
+def test_the_last_layers_learn_the_same_from_states_below(policy: GuidedForCausalLM, tmp_path: Path, last: int) -> None:
     """Log-probabilities, and the gradients of an adapter on them, are those of passes through the whole model."""
     reference = deepcopy(policy.reference)
     below = StateFolder(tmp_path / "states", [count_layers_below(reference.config, last)])
@@ -151,9 +149,7 @@ def test_finished_shards_are_kept(policy: GuidedForCausalLM, folder: StateFolder
     assert all(torch.equal(again[name], content[name]) for name in content)
 
 
-def test_a_disk_that_is_too_small_is_known_before(
-    policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_too_small_is_named(policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has both sizes and says how to do without; nothing is written."""
     monkeypatch.setattr(states, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
     with pytest.raises(ConfigError, match=r"need 0.0 GB, but .* has 0.0 GB free; .* lower guide.side.reads"):
