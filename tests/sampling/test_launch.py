@@ -58,9 +58,7 @@ def ended(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 @pytest.mark.parametrize("status", [200, 401])
-def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
-    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_lives_as_long_as_the_block(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Model, port and dtype are filled in, other braces stay, children stop too; one that asks for a key is ready."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # is not asked for this machine
@@ -76,9 +74,7 @@ def test_a_server_runs_as_long_as_the_block_and_leaves_no_process(
         time.sleep(0.05)
 
 
-def test_a_server_that_dies_at_a_request_says_why_at_once(
-    policy: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_dies_says_why(policy: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its exit code and what it died of, instead of attempts to connect; the whole output stays in a file."""
     monkeypatch.chdir(tmp_path)  # where the server writes its pids
     (tmp_path / "server.py").write_text(SERVER.replace("def log_message", DIES + "    def log_message"))

@@ -41,9 +41,8 @@ def served(server: RolloutServer, *, in_flight: int = 32, **settings: Any) -> Se
 def test_a_server_draws_from_the_policy(server: RolloutServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token ids, texts and log-probabilities arrive; every sampler field is sent, the key and a seed of its own."""
     monkeypatch.setenv("TINY_KEY", "secret")
-    engine = ServerEngine(
-        server.url + "/v1/", "tiny", Vocabulary(server.tokenizer), Sampling(12), api_key_env="TINY_KEY"
-    )
+    vocabulary = Vocabulary(server.tokenizer)
+    engine = ServerEngine(f"{server.url}/v1/", "tiny", vocabulary, Sampling(12), api_key_env="TINY_KEY")
     responses = engine.sample(PROMPT, "p", range(10))
     assert len({response.token_ids for response in responses}) > 5
     for response in responses:
@@ -112,8 +111,7 @@ def test_nothing_runs_far_ahead_of_a_slow_answer(server: RolloutServer, tmp_path
 def test_a_request_that_hangs_holds_up_no_other(server: RolloutServer, tmp_path: Path) -> None:
     """One in four requests is never answered: each attempt at it is cut off and repeated, and the others go on."""
     server.script = ["hang", None, None, None] * 3
-    sampling = Sampling(12)
-    engine = ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), sampling, in_flight=4, read_seconds=2.0)
+    engine = replace(served(server, in_flight=4), read_seconds=2.0)
     seen = list[int]()
     draw(engine, MANY[:12], 2, tmp_path / "hung", on_progress=lambda done, *_: seen.append(done))
     assert len(server.under_way) == 3  # they hang for ten seconds
@@ -147,9 +145,6 @@ def test_an_interrupted_draw_does_not_wait_and_draws_nothing_twice(server: Rollo
     assert read_rollouts(stopped, ids, 2).equals(read_rollouts(tmp_path / "whole", ids, 2))
 
 
-ENDED = {"finish_reason": "stop", "token_ids": [4, EOS]}
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -163,7 +158,7 @@ ENDED = {"finish_reason": "stop", "token_ids": [4, EOS]}
         ('{"prompt_token_ids": [9]}', "a different prompt"),
         ('{"finish_reason": "length", "token_ids": [4, 5]}', "cut a response off after 2 instead of 12 tokens"),
         (json.dumps({"finish_reason": "length", "token_ids": [4] * 13}), "after 13 instead of 12 tokens"),
-        (json.dumps(ENDED | {"logprobs": {"token_logprobs": [-1.0]}}), "1 log-prob.* for 2"),
+        ('{"finish_reason": "stop", "token_ids": [4,3], "logprobs": {"token_logprobs": [-1.0]}}', "1 log-prob.* for 2"),
         ((200, b"[" * 100_000), "not an OpenAI-compatible server"),
         ('{"token_ids": ["4", "3"]}', "not an OpenAI-compatible server"),
         ('{"logprobs": {"token_logprobs": [null, null]}}', "not an OpenAI-compatible server"),
@@ -204,9 +199,8 @@ def test_what_a_server_said_before_it_died_is_in_the_error(server: RolloutServer
     """The body of its 500 tells more than the connections that it resets afterwards; without seeds none is sent."""
     server.script = [(500, {"error": "EngineCore encountered an issue"}), "reset", "reset"]
     engine = ServerEngine(server.url, "tiny", Vocabulary(server.tokenizer), Sampling(4), seeded=False)
-    with pytest.raises(
-        PartialError, match=r"first attempt failed with status 500: .*EngineCore.*, the last attempt failed with Re"
-    ):
+    said = r"first attempt failed with status 500: .*EngineCore.*, the last attempt failed with Re"
+    with pytest.raises(PartialError, match=said):
         engine.sample(PROMPT, "p", range(2))
     assert "seed" not in server.bodies[0]
 
