@@ -150,10 +150,9 @@ def test_a_trunk_may_be_padded_otherwise(reference_by: int, trunk_by: int, folde
 def test_a_trunk_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
     """The error has the folder; a folder without a model is refused by name too."""
     reference, tokenizer = load_policy(folder)
-    swapped = load_tokenizer(folder)
-    vocabulary = json.loads(swapped.backend_tokenizer.to_str())
-    first, second = list(vocabulary["model"]["vocab"])[-2:]
+    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())
     ids = vocabulary["model"]["vocab"]
+    first, second = list(ids)[-2:]
     ids[first], ids[second] = ids[second], ids[first]
     shutil.copytree(folder, tmp_path / "swapped")
     (tmp_path / "swapped" / "tokenizer.json").write_text(json.dumps(vocabulary))

@@ -53,11 +53,6 @@ def states_for(policy: GuidedForCausalLM, path: Path) -> StateFolder:
     return StateFolder(path, layers, policy.config.guide["top_tokens"])
 
 
-def read(folder: StateFolder) -> Any:
-    """Return what is stored for the policy."""
-    return stored_states(PROMPTS, RESPONSES, folder.path, top_tokens=folder.top_tokens > 0)
-
-
 @pytest.fixture
 def folder(policy: GuidedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateFolder:
     """Return a folder with the states in shards of three prompts."""
@@ -95,7 +90,8 @@ def assert_stored_changes_nothing(model: Any, stored: Any) -> dict[str, Any]:
 
 def test_loss_and_gradients_are_those_without_stored_states(policy: GuidedForCausalLM, folder: StateFolder) -> None:
     """At each weight of the guide, to the bit of the sums' order."""
-    assert_stored_changes_nothing(policy, read(folder))
+    stored = stored_states(PROMPTS, RESPONSES, folder.path, top_tokens=folder.top_tokens > 0)
+    assert_stored_changes_nothing(policy, stored)
 
 
 @pytest.mark.parametrize("last", [1, 3, 4])
@@ -160,9 +156,9 @@ def test_a_disk_too_small_is_named(policy: GuidedForCausalLM, tmp_path: Path, mo
 def test_the_kl_of_a_guide_is_found_without_the_model(policy: GuidedForCausalLM, folder: StateFolder) -> None:
     """From what is stored it is that of whole passes; a class of tokens has one log-ratio, so its KL is the tokens'."""
     prompts = [prompt for prompt in PROMPTS for _ in range(K)]
+    kept = [*stored_states(PROMPTS, RESPONSES, folder.path, top_tokens=folder.top_tokens > 0)]
     whole, stored = (
-        np.array(kl_from_reference_samples(policy, policy.reference, prompts, RESPONSES, given))
-        for given in ((), [*read(folder)])
+        np.array(kl_from_reference_samples(policy, policy.reference, prompts, RESPONSES, given)) for given in ((), kept)
     )
     np.testing.assert_allclose(stored, whole, rtol=1e-3, atol=1e-6)
     assert (whole[0] > 1e-3).all()
