@@ -36,11 +36,19 @@ def drawn(batch: SharedPrefixBatch, rows: list[Row]) -> list[Response]:
     return batch.responses(rows)
 
 
+def assert_drawn_alone(policy: Any, found: list[Response], asked: list[tuple[int, int]]) -> None:
+    """Check that responses are those that the engine draws for each prompt and index alone."""
+    engine = SharedPrefixEngine(policy, words(), SAMPLING)
+    expected = [engine.sample(PROMPTS[p].token_ids, PROMPTS[p].prompt_id, [index])[0] for p, index in asked]
+    assert [(r.token_ids, r.text, r.finish) for r in found] == [(r.token_ids, r.text, r.finish) for r in expected]
+    assert [r.logprob for r in found] == pytest.approx([r.logprob for r in expected], abs=1e-4)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
     """Prompts of several lengths join at different steps, some rows leave, and every other response is the same."""
     policy = MODELS[model]()
-    batch, alone = SharedPrefixBatch(policy, words()), SharedPrefixEngine(policy, words(), SAMPLING)
+    batch = SharedPrefixBatch(policy, words())
     rows = batch.join((PROMPTS[0], index, SAMPLING) for index in [0, 1, 2])
     batch.step()
     gone = batch.join((PROMPTS[1], index, SAMPLING) for index in [7, 8])
@@ -49,15 +57,7 @@ def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
     batch.leave(gone)
     rows += batch.join([(PROMPTS[2], 4, SAMPLING), (PROMPTS[0], 3, SAMPLING)])
     found = drawn(batch, rows)
-    numbered = (0, [0, 1, 2]), (1, [0, 5]), (2, [4]), (0, [3])
-    expected = [
-        response
-        for prompt, indices in numbered
-        for response in alone.sample(PROMPTS[prompt].token_ids, PROMPTS[prompt].prompt_id, indices)
-    ]
-    assert [response.token_ids for response in found] == [response.token_ids for response in expected]
-    assert [(r.text, r.finish) for r in found] == [(r.text, r.finish) for r in expected]
-    assert [r.logprob for r in found] == pytest.approx([r.logprob for r in expected], abs=1e-4)
+    assert_drawn_alone(policy, found, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 5), (2, 4), (0, 3)])
     assert {"stop", "length"} == {response.finish for response in found}
     assert all(len(row.token_ids) <= 2 for row in gone)
 
@@ -66,7 +66,7 @@ def test_responses_drawn_together_are_those_of_the_engine(model: str) -> None:
 def test_prompts_with_equally_many_rows_share_one_product(model: str) -> None:
     """Three prompts with 4 or 3 rows each are one group, two of them as well, but not with 2 and 3 rows."""
     policy = MODELS[model]()
-    batch, alone = SharedPrefixBatch(policy, words()), SharedPrefixEngine(policy, words(), SAMPLING)
+    batch = SharedPrefixBatch(policy, words())
     rows = batch.join((prompt, index, SAMPLING) for prompt in PROMPTS for index in range(4))
     groups = [batch._cache.counts]
     for gone in ([3, 7, 11], [0, 1, 2], [6]):
@@ -75,10 +75,7 @@ def test_prompts_with_equally_many_rows_share_one_product(model: str) -> None:
         groups.append(batch._cache.counts)
     assert groups == [[12], [9], [6], [2, 3]]
     kept = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
-    found = drawn(batch, [rows[4 * prompt + index] for prompt, index in kept])
-    expected = [alone.sample(PROMPTS[p].token_ids, PROMPTS[p].prompt_id, [index])[0] for p, index in kept]
-    assert [response.token_ids for response in found] == [response.token_ids for response in expected]
-    assert [r.logprob for r in found] == pytest.approx([r.logprob for r in expected], abs=1e-4)
+    assert_drawn_alone(policy, drawn(batch, [rows[4 * prompt + index] for prompt, index in kept]), kept)
 
 
 def test_rows_may_have_different_lengths() -> None:
