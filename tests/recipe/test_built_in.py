@@ -3,10 +3,10 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import micro
 import pytest
+from tiny_models import SHAPE
 from transformers import LlamaConfig, LlamaForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
 
 from infalign import world
@@ -27,18 +27,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make random models of the recipes' architectures and a preference file."""
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = train_tokenizer((d.reply for d in world.dialogues(200, seed=0)), Scratch(vocabulary=400, context=512))
-    shape: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 2048,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shape = SHAPE | ids | {"head_dim": 8, "initializer_range": 0.02, "max_position_embeddings": 2048}
     save_model(Qwen3ForCausalLM(Qwen3Config(**shape)), tokenizer, folder / "policy")
     padded = shape | {"vocab_size": len(tokenizer) + 13}
     save_model(Qwen3ForCausalLM(Qwen3Config(**padded)), tokenizer, folder / "padded")
