@@ -128,6 +128,20 @@ def infalign(*words: object) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+def answer(*words: object) -> str:
+    """Run a command line that succeeds and has nothing to say on stderr, and return what it prints."""
+    code, out, err = infalign(*words)
+    assert (code, err) == (0, ""), err
+    return out
+
+
+def refusal(*words: object, code: int = 2) -> str:
+    """Run a command line that prints nothing and ends with an exit code and one sentence, and return that."""
+    found, out, err = infalign(*words)
+    assert (found, out, err.count("\n"), err.startswith("infalign: ")) == (code, "", 1, True), err
+    return err
+
+
 def printed(recipe: Recipe, *, until: str = "report") -> list[str]:
     """Run a recipe in this process and return the lines that it prints."""
     from infalign.steps import whole_run
@@ -144,8 +158,7 @@ def done(recipe: Recipe, *, until: str = "report") -> list[str]:
 
 def finish(folder: Path) -> Path:
     """Do a whole run with the command line, in one process, and return its directory."""
-    code, out, err = infalign("run", write(folder / "recipe.yaml", settings(folder / "run")), "--debug")
-    assert (code, err) == (0, ""), err
+    out = answer("run", write(folder / "recipe.yaml", settings(folder / "run")), "--debug")
     assert f"Report: {folder / 'run' / 'report.html'}" in out
     return folder / "run"
 

@@ -1,7 +1,5 @@
 """Misspelt words: what they are taken to mean, and when nothing is guessed."""
 
-from typing import Any
-
 import pytest
 from methods import METHODS
 
@@ -71,17 +69,3 @@ def test_what_lacks_a_letter_is_recognised_unless_it_says_another_name(known: li
         short = name[0] + name[2:]
         if len(name) > 3 and short not in known:
             assert nearest(short, known) == name
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "demo", "--set", "policies.aware.solver=rlo"], "found 'rlo'; did you mean rloo?"),
-        (["run", "demo", "--set", "rollout.engine.kind=transformer"], "did you mean transformers?"),
-    ],
-)
-def test_the_command_line_asks_whether_it_was_meant(words: list[str], said: str, main: Any) -> None:
-    """A solver, an engine and a public set are asked for as a key is."""
-    code, _, err = main(*words)
-    assert code == 2
-    assert said in err
