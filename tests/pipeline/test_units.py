@@ -25,7 +25,7 @@ def write(path: Path, text: str, *, on_progress: OnProgress) -> Summary:
     return {"length": len(text), "history": [{"step": step} for step in range(1, len(text) + 1)]}
 
 
-def join(paths: Sequence[Path], output: Path, *, on_progress: OnProgress) -> Summary:
+def join(output: Path, paths: Sequence[Path], *, on_progress: OnProgress) -> Summary:
     """Write a file that holds others."""
     return write(output, "".join(path.read_text() for path in paths), on_progress=on_progress)
 
@@ -49,35 +49,22 @@ def counted(folder: Path, numbers: int) -> SoFar:
     return SoFar(f"{there} of {numbers}", there / numbers)
 
 
+def made(output: Path, work: Any, *given: Any, kind: str = "", needs: Sequence[Path] = (), **more: Any) -> Unit:
+    """Return a unit, of the output's name if no kind is given, whose work writes its output."""
+    settings = more.pop("settings", {})
+    about: dict[str, Any] = {"inputs": tuple(needs), "settings": settings, "work": partial(work, output, *given)}
+    return Unit("stage", kind or output.name, output.name if kind else "", output=output, **about | more)
+
+
 def toys(root: Path, *, first: str = "a", last: str = "b", numbers: int = 3) -> list[Unit]:
     """Return four units: two texts, their join, and a folder that grows."""
-    texts = [
-        Unit(
-            "texts",
-            "text",
-            name,
-            inputs=(),
-            settings={"text": text},
-            output=root / name,
-            work=partial(write, root / name, text),
-        )
-        for name, text in (("first", first), ("last", last))
-    ]
-    outputs = tuple(unit.output for unit in texts)
-    joined, folder = root / "joined", root / "numbers"
+    outputs, folder = (root / "first", root / "last"), root / "count"
+    pairs = zip(outputs, (first, last), strict=True)
+    grows = {"extent": {"count": {"numbers": numbers}}, "so_far": partial(counted, folder, numbers)}
     return [
-        *texts,
-        Unit("joins", "join", inputs=outputs, settings={}, output=joined, work=partial(join, outputs, joined)),
-        Unit(
-            "joins",
-            "count",
-            inputs=(),
-            settings={},
-            output=folder,
-            work=partial(count, folder, numbers),
-            extent={"count": {"numbers": numbers}},
-            so_far=partial(counted, folder, numbers),
-        ),
+        *(made(output, write, text, kind="text", settings={"text": text}) for output, text in pairs),
+        made(root / "join", join, outputs, needs=outputs),
+        made(folder, count, numbers, **grows),
     ]
 
 
@@ -125,9 +112,9 @@ def test_units_are_done_once_and_then_only_what_a_change_affects(tmp_path: Path,
     assert run(tmp_path, toys(tmp_path), processes=processes) == ["count", "join", "text-first", "text-last"]
     assert run(tmp_path, toys(tmp_path), processes=processes) == []
     assert run(tmp_path, toys(tmp_path, last="c"), processes=processes) == ["join", "text-last"]
-    assert (tmp_path / "joined").read_text() == "ac"
+    assert (tmp_path / "join").read_text() == "ac"
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    join = [line for line in lines if (line["stage"], line["unit"]) == ("joins", "join")]
+    join = [line for line in lines if (line["stage"], line["unit"]) == ("stage", "join")]
     assert [line.get("step", line.get("length")) for line in join] == [1, 2, 2]
     assert {line["unit"] for line in lines if "seconds" in line} == set(records(tmp_path))
 
@@ -154,22 +141,16 @@ def test_a_stopped_unit_is_continued_and_another_setting_starts_anew(tmp_path: P
 def test_what_reads_an_output_that_is_made_again_differently_starts_anew(tmp_path: Path) -> None:
     """As samples of a model that was trained again elsewhere: those of the old one are not continued."""
 
-    def units(text: str, numbers: int) -> list[Unit]:
-        model, samples, scores = (tmp_path / name for name in ("model", "samples", "scores"))
-        grows: dict[str, Any] = {"settings": {}, "extent": {"count": {"numbers": numbers}}}
-        return [
-            Unit("train", "train", inputs=(), settings={}, output=model, work=partial(write, model, text)),
-            Unit("draw", "draw", inputs=(model,), output=samples, work=partial(count, samples, numbers), **grows),
-            Unit("score", "score", inputs=(samples,), output=scores, work=partial(count, scores, numbers), **grows),
-        ]
-
-    made = list[tuple[int, int]]()
+    model, samples, scores = (tmp_path / name for name in ("model", "samples", "scores"))
+    found = list[list[int]]()
     for text, numbers in (("one", 2), ("one", 3), ("other", 3)):
-        run(tmp_path, units(text, numbers))
-        made.append((records(tmp_path)["draw"]["summary"]["made"], records(tmp_path)["score"]["summary"]["made"]))
+        extent = {"count": {"numbers": numbers}}
+        drawn = made(samples, count, numbers, needs=[model], extent=extent)
+        run(tmp_path, [made(model, write, text), drawn, made(scores, count, numbers, needs=[samples], extent=extent)])
+        found.append([records(tmp_path)[name]["summary"]["made"] for name in ("samples", "scores")])
         if numbers == 3:
-            (tmp_path / "model").unlink()
-    assert made == [(2, 2), (1, 1), (3, 3)]
+            model.unlink()
+    assert found == [[2, 2], [1, 1], [3, 3]]
 
 
 def test_a_function_may_stop_the_run_after_any_unit(tmp_path: Path) -> None:
@@ -186,16 +167,14 @@ def test_a_function_may_stop_the_run_after_any_unit(tmp_path: Path) -> None:
 def test_a_unit_beside_which_nothing_runs_has_the_threads_of_all_processes(tmp_path: Path) -> None:
     """So have both ends of a diamond, and a side has its own alone: also where the other is done, or comes later."""
 
-    def unit(name: str, *needs: str) -> Unit:
-        path, inputs = tmp_path / name, tuple(tmp_path / need for need in needs)
-        return Unit("stage", name, inputs=inputs, settings={}, output=path, work=partial(threads, path))
-
-    units = [unit("start"), unit("left", "start"), unit("right", "start"), unit("end", "left", "right")]
+    start, left, right, end = (tmp_path / name for name in ("start", "left", "right", "end"))
+    sides = [made(side, threads, needs=[start]) for side in (left, right)]
+    units = [made(start, threads), *sides, made(end, threads, needs=[left, right])]
     expected = {"start": "6", "left": "3", "right": "3", "end": "6"}
     for wanted in (units[:1], units[:2], units):
         run(tmp_path, wanted, processes=2, of_each=3, plan=units)
     assert {name: (tmp_path / name).read_text() for name in expected} == expected
-    (tmp_path / "left").unlink()
+    left.unlink()
     run(tmp_path, units, processes=2, of_each=3)
     assert {name: (tmp_path / name).read_text() for name in expected} == expected
 
@@ -203,14 +182,8 @@ def test_a_unit_beside_which_nothing_runs_has_the_threads_of_all_processes(tmp_p
 def test_a_run_that_stops_on_its_way_computes_the_numbers_of_a_whole_one(tmp_path: Path) -> None:
     """To the last bit: what is left alone when a run stops early does not get more threads."""
 
-    def units(root: Path) -> list[Unit]:
-        trained, drawn = root / "trained", root / "drawn"
-        return [
-            Unit("train", "train", inputs=(), settings={}, output=trained, work=partial(average, trained)),
-            Unit("evaluate", "samples", inputs=(), settings={}, output=drawn, work=partial(write, drawn, "text")),
-        ]
-
-    whole, stopped = units(tmp_path / "whole"), units(tmp_path / "stopped")
+    roots = (tmp_path / "whole", tmp_path / "stopped")
+    whole, stopped = ([made(root / "trained", average), made(root / "drawn", write, "text")] for root in roots)
     run(tmp_path / "whole", whole, processes=2, of_each=1)
     for wanted in (stopped[:1], stopped):
         run(tmp_path / "stopped", wanted, processes=2, of_each=1, plan=stopped)

@@ -70,13 +70,12 @@ def count(steps: int, *, on_progress: OnProgress) -> int:
 def run(work: list[Task], processes: int, console: Console | None = None, needed: str = "infalign") -> dict[str, Any]:
     """Run jobs and return their results by name, in the order in which they were done."""
     results: dict[str, Any] = {}
+
+    def on_done(name: str, result: Any, seconds: float) -> None:
+        results[name] = result
+
     with ProgressDisplay(console or Console(file=io.StringIO())) as display:
-        run_tasks(
-            work,
-            Workers(processes, 1, needed),
-            display=display,
-            on_done=lambda name, result, seconds: results.update({name: result}),
-        )
+        run_tasks(work, Workers(processes, 1, needed), display=display, on_done=on_done)
     return results
 
 
@@ -111,14 +110,8 @@ def test_an_idle_worker_imports_what_later_tasks_need(tmp_path: Path, monkeypatc
     """While the first task runs, an idle worker imports, which then does the second."""
     (tmp_path / "heavy.py").write_text(f"import os\nopen({str(tmp_path / 'imported')!r}, 'x').write(str(os.getpid()))")
     monkeypatch.syspath_prepend(tmp_path)
-    run(
-        [
-            job("first", meet, tmp_path, "first", "imported"),
-            job("second", stamp, tmp_path, "second", 0.0, needs=("first",)),
-        ],
-        2,
-        needed="heavy",
-    )
+    first = job("first", meet, tmp_path, "first", "imported")
+    run([first, job("second", stamp, tmp_path, "second", 0.0, needs=("first",))], 2, needed="heavy")
     assert (tmp_path / "imported").read_text() == (tmp_path / "second").read_text() != (tmp_path / "first").read_text()
 
 
@@ -218,9 +211,20 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.
     assert console.file.getvalue() == ""
     monkeypatch.setattr("infalign.core.progress.LINE_EVERY", 0.0)
     run([job("slow", count, 3)], 1, console)
-    assert [line.split()[:2] for line in console.file.getvalue().splitlines()] == [
-        ["slow:", f"{i}/3"] for i in (1, 2, 3)
-    ]
+    told = [line.split()[:2] for line in console.file.getvalue().splitlines()]
+    assert told == [["slow:", f"{i}/3"] for i in (1, 2, 3)]
+
+
+def test_the_time_left_is_that_of_the_part_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that begins anew, as with another learning rate, is not measured by what it did before."""
+    seconds = iter(range(0, 1000, 100))
+    monkeypatch.setattr("infalign.core.progress.time.monotonic", lambda: next(seconds))
+    display = ProgressDisplay(Console(file=(said := io.StringIO()), width=80))
+    display.start("train")
+    for done in (1, 2, 3, 1, 2):
+        display.update("train", done, 4)
+    left = [line.partition("train: ")[2].strip() for line in said.getvalue().splitlines()]
+    assert left == ["1/4", "2/4  200 s left", "3/4  100 s left", "1/4", "2/4  200 s left"]
 
 
 def test_on_a_terminal_progress_is_a_bar_that_vanishes() -> None:
