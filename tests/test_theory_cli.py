@@ -6,19 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from micro import given, write
+from micro import answer, given, refusal, write
 
 from infalign.method.transforms import parse_transform
 from infalign.recipe.reading import load_recipe
 from infalign.theory.law import law_at_kl
-
-
-def curve(main: Any, procedure: str, transforms: str, *words: object) -> Any:
-    """Return what ``infalign curve --json`` prints for the space-separated transformations."""
-    named = [word for name in transforms.split() for word in ("--transform", name)]
-    code, out, err = main("curve", "--procedure", procedure, *named, *words, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
 
 
 @pytest.mark.parametrize(
@@ -28,19 +20,20 @@ def curve(main: Any, procedure: str, transforms: str, *words: object) -> Any:
         ("worst-of-4", {"identity": 0.9745, "log": 0.9859, "exp:-10": 0.9927, "optimal": 0.9929}),
     ],
 )
-def test_win_rates_at_one_nat(main: Any, procedure: str, win_rates: dict[str, float]) -> None:
+def test_win_rates_at_one_nat(procedure: str, win_rates: dict[str, float]) -> None:
     """Transformations at two budgets give a list, in the order asked for, with the known win rates."""
-    points = curve(main, procedure, " ".join(win_rates), "--kl", 0.5, "--kl", 1, "--base", procedure)
+    words = [word for name in win_rates for word in ("--transform", name)] + ["--kl", "0.5", "--kl", "1"]
+    points = json.loads(answer("curve", "--procedure", procedure, *words, "--base", procedure, "--json"))
     assert [(p["transform"], round(p["kl"], 9)) for p in points] == [(n, kl) for n in win_rates for kl in (0.5, 1.0)]
     assert [p["win_rate"] for p in points[1::2]] == pytest.approx(list(win_rates.values()), abs=5e-5)
     assert all(point["error"] < 1e-8 and point["base"] == procedure for point in points)
 
 
-def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
+def test_the_table_has_win_rates_draws_and_errors() -> None:
     """Without --json a table in per cent; Rewind-and-Repeat adds its draws and what the base draws."""
-    code, out, _ = main("curve", "--procedure", "best-of-4", "--transform", "exp:10", "--kl", 1)
-    assert (code, "93.51" in out, "5315.3" in out, "error" in out) == (0, True, True, False)
-    _, out, _ = main("curve", "--procedure", "rewind:0.85:32", "--transform", "identity", "--kl", 1)
+    out = answer("curve", "--procedure", "best-of-4", "--transform", "exp:10", "--kl", 1)
+    assert ("93.51" in out, "5315.3" in out, "error" in out) == (True, True, False)
+    out = answer("curve", "--procedure", "rewind:0.85:32", "--transform", "identity", "--kl", 1)
     assert "rewind:0.85:32 against the base policy served alike" in out
     assert "The base policy needs 6.63 samples." in out
 
@@ -60,22 +53,17 @@ def test_the_table_has_win_rates_draws_and_errors(main: Any) -> None:
         ("choose --procedure best-of-4 --kl 1 --rollouts 9 --output absent/x.json", "the folder absent does not exist"),
     ],
 )
-def test_a_wrong_question_is_one_sentence_and_exit_code_2(main: Any, line: str, said: str) -> None:
+def test_a_wrong_question_is_one_sentence_and_exit_code_2(line: str, said: str) -> None:
     """What cannot be answered is said in one line of stderr, and stdout stays empty."""
-    code, out, err = main(*line.split())
-    assert (code, out) == (2, "")
-    assert err.startswith("infalign: ")
-    assert err.count("\n") == 1
-    assert said in err
+    assert said in refusal(*line.split())
 
 
 @pytest.mark.parametrize("procedure", ["best-of-32", "worst-of-4"])
-def test_what_is_chosen_can_be_trained_with(main: Any, tmp_path: Path, procedure: str) -> None:
+def test_what_is_chosen_can_be_trained_with(tmp_path: Path, procedure: str) -> None:
     """The file has the law of the recommended transformation at the budget that is given, and a recipe accepts it."""
     file = tmp_path / "best.json"
-    code, out, err = main("choose", "--procedure", procedure, "--kl", 0.5, "--rollouts", 60, "--output", file, "--json")
-    assert (code, err) == (0, "")
-    ranking = json.loads(out)
+    words = ("--procedure", procedure, "--kl", 0.5, "--rollouts", 60, "--output", file, "--json")
+    ranking = json.loads(answer("choose", *words))
     best = ranking["recommended"]
     assert 0.9 < best["memorizing"] < best["generalizing"]
     assert best["transform"] in [c["transform"] for c in ranking["candidates"] if c["ties"]]
@@ -91,17 +79,14 @@ def test_what_is_chosen_can_be_trained_with(main: Any, tmp_path: Path, procedure
     assert (read_back.transformation, read_back.budget) == (str(file), 0.5)
 
 
-def test_choose_prints_what_to_write_into_a_recipe(main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_prints_what_to_write_into_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table ends with two lines for a recipe; no file unasked; Rewind-and-Repeat says what is missing."""
     monkeypatch.chdir(tmp_path)
-    code, out, _ = main("choose", "--procedure", "best-of-4", "--kl", 0.5, "--rollouts", 4)
-    assert code == 0
-    assert "\n  transform: exp:" in out
-    assert "\n  kl_budget: 0.5" in out
+    out = answer("choose", "--procedure", "best-of-4", "--kl", 0.5, "--rollouts", 4)
+    words = ("\n  transform: exp:", "\n  kl_budget: 0.5", "2000 simulated prompts", "memorizes", "generalizes")
+    assert [word for word in (*words, "exact ranks") if word not in out] == []
     assert "beta:" not in out
-    assert "2000 simulated prompts" in out
-    assert all(word in out for word in ("memorizes", "generalizes", "exact ranks"))
-    _, out, _ = main("choose", "--procedure", "rewind:0.85:4", "--kl", 0.5, "--rollouts", 100)
+    out = answer("choose", "--procedure", "rewind:0.85:4", "--kl", 0.5, "--rollouts", 100)
     assert "a policy that memorizes ranks is not known" in out
     assert "Recommended: optimal:rewind:0.85:4" in out
     assert "This transformation has no name: write it to a file with --output FILE.json." in out
