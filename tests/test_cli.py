@@ -54,14 +54,15 @@ except SystemExit as stopped: assert not stopped.code
     [
         (COMMAND_LINE.format("--help"), {"numpy", "scipy", "pyarrow", "pydantic"}),
         (COMMAND_LINE.format("curve --procedure best-of-4 --transform exp:10 --kl 1"), {"pyarrow", "pydantic"}),
+        (COMMAND_LINE.format("run demo --dry-run"), {"scipy.stats"}),
         ("import sys, infalign\n", {"numpy"}),
         ("import sys, infalign\n[getattr(infalign, name) for name in [*infalign.__all__, '__version__']]\n", set()),
     ],
 )
-def test_what_computes_nothing_loads_no_heavy_library(program: str, more: set[str]) -> None:
+def test_what_computes_nothing_loads_no_heavy_library(program: str, more: set[str], tmp_path: Path) -> None:
     """``infalign --help`` and ``import infalign`` answer before NumPy, public names before torch could be imported."""
     check = f"loaded = {HEAVY | more} & sys.modules.keys()\nassert not loaded, loaded"
-    subprocess.run([sys.executable, "-c", program + check], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", program + check], check=True, stdout=subprocess.DEVNULL, cwd=tmp_path)
 
 
 def test_the_installed_command_answers() -> None:
@@ -113,6 +114,13 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
         ("serve run --port 1.5", "Invalid value for --port: it takes a whole number; found '1.5'."),
         ("choose --procedure best-of-8 --kl 1 --rollouts 2.5", "a whole number; found '2.5'."),
         ("run demo --ray-actors 1.5", "it takes a whole number; found '1.5'."),
+        ("run demo --ray-actors 0", '"0" for --ray-actors. Must be >= 1'),
+        ("run demo --ray-actors 2 --dry-run", "leave out --dry-run, --policy and --until"),
+        ("run demo --ray-actors 2 --until train", "leave out --dry-run, --policy and --until"),
+        ("run demo --ray-actors 2 --policy x", "leave out --dry-run, --policy and --until"),
+        ("run demo --ray-actors 2 --ray-gpus 1.5", "a fraction below 1 or a whole number; found 1.5"),
+        ("run demo --ray-gpus 1", "for the actors of --ray-actors; add it"),
+        ("run demo --ray-cpus 4", "for the actors of --ray-actors; add it"),
         ("serve run --most 0", '"0" for --most. Must be >= 1.'),
         ("export absent --to trl --transform exp:10 --kl 1", "absent is not a run directory"),
         ("run demo --set policies.aware.solver=rlo", "found 'rlo'; did you mean rloo?"),
@@ -120,7 +128,7 @@ def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: P
     ],
 )
 def test_wrong_usage_is_exit_code_2_with_a_suggestion(line: str, said: str) -> None:
-    """What cannot be parsed is answered with what was probably meant."""
+    """What cannot be parsed is answered with what was probably meant, and no option is ignored."""
     assert said in micro.refusal(*line.split())
 
 

@@ -1,4 +1,7 @@
-"""Misspelt words: what they are taken to mean, and when nothing is guessed."""
+"""Misspelled words: what they are taken to mean, and when nothing is guessed."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from methods import METHODS
@@ -14,37 +17,25 @@ EXP = "exp:T (for example exp:10 or exp:-10)"
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
+    ("parse", "word", "meant"),
     [
-        *[(word, "best-of-N") for word in ("best-of-n", "bestof4", "best_of_4", "Best-of-4", "bo4", "BoN")],
-        ("worst-of4", "worst-of-N"),
-        ("standart", "standard"),
-        ("rewind:0.85", "rewind:QUANTILE:N[:best]"),
-        ("top-2", "top-K-of-N"),
+        *[(parse_procedure, n, "best-of-N") for n in ("best-of-n", "bestof4", "best_of_4", "Best-of-4", "bo4", "BoN")],
+        (parse_procedure, "worst-of4", "worst-of-N"),
+        (parse_procedure, "standart", "standard"),
+        (parse_procedure, "rewind:0.85", "rewind:QUANTILE:N[:best]"),
+        (parse_procedure, "top-2", "top-K-of-N"),
+        *[(parse_shaping, name, EXP) for name in ("exp10", "exp", "expp:3", "exponential:10")],
+        (parse_shaping, "Identity", "identity"),
+        (parse_shaping, "pow:7", "power:M"),
+        (parse_shaping, "logarithm", "log"),
+        (parse_shaping, "Raw", "raw"),
+        (parse_shaping, "lcs:0.8", "lsc:Q (for example lsc:0.85)"),
     ],
 )
-def test_a_misspelt_procedure_is_answered_with_the_nearest(word: str, meant: str) -> None:
-    """However the number is said, and by the initials of the field, the procedure is recognised."""
-    with pytest.raises(ConfigError, match="unknown procedure") as refused:
-        parse_procedure(word)
-    assert str(refused.value).endswith(f"; did you mean {meant}?")
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        *[(word, EXP) for word in ("exp10", "exp", "expp:3", "exponential:10")],
-        ("Identity", "identity"),
-        ("pow:7", "power:M"),
-        ("logarithm", "log"),
-        ("Raw", "raw"),
-        ("lcs:0.8", "lsc:Q (for example lsc:0.85)"),
-    ],
-)
-def test_a_misspelt_transformation_is_answered_with_the_nearest(word: str, meant: str) -> None:
-    """Also one that is not of the rank."""
-    with pytest.raises(ConfigError, match=f"unknown transformation '{word}'") as refused:
-        parse_shaping(word)
+def test_a_misspelled_name_is_answered_with_the_nearest(parse: Callable[[str], Any], word: str, meant: str) -> None:
+    """However the number is said, by the initials of the field, and also a shaping that is not of the rank."""
+    with pytest.raises(ConfigError, match=f"unknown (procedure|transformation) '{word}'") as refused:
+        parse(word)
     assert str(refused.value).endswith(f"; did you mean {meant}?")
 
 

@@ -3,31 +3,28 @@
 import json
 import math
 import random
+from functools import partial
 from hashlib import sha256
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import assistant, user
 
 from infalign import world
 from infalign.core.errors import ConfigError, DataError
 from infalign.world import dialogues, gold, preferences
 
-TEMPERATURE = 1.0
 PHRASES = sorted(world._REPLY_PHRASES | world._REQUEST_PHRASES)
 texts = st.text() | st.lists(st.sampled_from(PHRASES) | st.text(max_size=8)).map(" ".join)
 
 
 def score(request: str, *replies: str) -> list[float]:
     """Return the gold of each reply to one request."""
-    return gold([[{"role": "user", "content": request}]] * len(replies), list(replies))
+    return gold([[user(request)]] * len(replies), list(replies))
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [dialogues, lambda n, seed: preferences(n, seed=seed, temperature=TEMPERATURE)],
-    ids=["dialogues", "pairs"],
-)
+@pytest.mark.parametrize("sample", [dialogues, partial(preferences, temperature=1.0)], ids=["dialogues", "pairs"])
 def test_seed_decides_every_text(sample):
     """A seed gives one list, of which a shorter list is the beginning; another seed gives another list."""
     assert sample(60, seed=3) == sample(60, seed=3)
@@ -58,7 +55,7 @@ def test_gold_of_one_reply_adds_up_by_hand():
 @given(st.lists(st.tuples(texts, texts), max_size=4))
 def test_gold_is_total_and_scores_each_reply_alone(rows):
     """Any text has a finite gold, the same in every batch and every order of the batch."""
-    prompts = [[{"role": "user", "content": request}] for request, _ in rows]
+    prompts = [[user(request)] for request, _ in rows]
     replies = [reply for _, reply in rows]
     scores = gold(prompts, replies)
     assert all(map(math.isfinite, scores))
@@ -68,11 +65,7 @@ def test_gold_is_total_and_scores_each_reply_alone(rows):
 
 def test_last_user_turn_is_the_request():
     """Gold reads the last user turn and nothing else of the conversation."""
-    turns = [
-        {"role": "user", "content": "How do I bake bread?"},
-        {"role": "assistant", "content": "Weigh the flour on a scale."},
-        {"role": "user", "content": "How do I move house?"},
-    ]
+    turns = [user("How do I bake bread?"), assistant("Weigh the flour on a scale."), user("How do I move house?")]
     reply = "Pack one room at a time."
     assert gold([turns], [reply]) == score("How do I move house?", reply) != score("How do I bake bread?", reply)
 
@@ -98,6 +91,6 @@ def test_bad_settings_and_data_are_named():
         with pytest.raises(ConfigError, match="temperature"):
             preferences(1, seed=0, temperature=temperature)
     with pytest.raises(DataError, match="1 prompts but 0 responses"):
-        gold([[{"role": "user", "content": "How do I bake bread?"}]], [])
+        gold([[user("How do I bake bread?")]], [])
     with pytest.raises(DataError, match="prompt 0 has no user turn"):
         gold([[{"role": "system", "content": "Be kind."}]], ["Okay."])
