@@ -1,21 +1,18 @@
 """AReaL's own workflows and actor with our group advantages and rewards."""
 
 import asyncio
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from shaped import inside
 
 from infalign import CalibratedReward, advantages
 from infalign.core.errors import DataError
 from infalign.method.calibration import calibrate
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("areal") is None, reason="make test-frameworks installs AReaL"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = inside("areal")
 REWARDS = [0.0, 1.0, 0.0, 1.0]
 
 
@@ -26,7 +23,6 @@ class Replayed:
         self.left = list(enumerate(rewards))
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
-        """Return the tensors of the next response."""
         import torch
 
         place, reward = self.left.pop(0)

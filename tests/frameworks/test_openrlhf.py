@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from listening import listening
-from shaped import PROMPTS, REFERENCES, SAID, expected
+from shaped import PROMPTS, REFERENCES, SAID, expected, inside
 
 from infalign.data.messages import prompt_id
 from infalign.integrations import environment, openrlhf
@@ -21,10 +21,7 @@ from infalign.integrations.export import export
 from infalign.integrations.server import app
 from infalign.world import gold
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("openrlhf") is None, reason="make test-frameworks installs OpenRLHF"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = inside("openrlhf")
 
 
 def test_openrlhf_starts_on_what_export_writes(calibrated_run: Path, tokenizer: Any) -> None:
@@ -32,9 +29,7 @@ def test_openrlhf_starts_on_what_export_writes(calibrated_run: Path, tokenizer: 
     from openrlhf.datasets.prompts_dataset import preprocess_data
 
     path, _, command = export(calibrated_run, "openrlhf", transform="exp:10", kl=0.5)
-    place = find_spec("openrlhf.cli")
-    assert place is not None
-    source = (Path(str(place.origin)).parent / "train_ppo_ray.py").read_text()
+    source = (Path(find_spec("openrlhf.cli").origin).parent / "train_ppo_ray.py").read_text()
     assert command[:3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
     for word in command:
         assert not word.startswith("--") or f'"{word}"' in source
@@ -91,9 +86,7 @@ def test_openrlhf_gets_the_shaped_reward(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("label", "said"), [(label_of(0, reference_rewards=None), "lacks reference_rewards"), ("", "must be a JSON object")]
 )
-def test_what_openrlhf_swallows_is_logged_and_never_a_zero(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture, label: str, said: str
-) -> None:
+def test_what_openrlhf_drops_is_logged(tokenizer: Any, caplog: pytest.LogCaptureFixture, label: str, said: str) -> None:
     """OpenRLHF drops our error and keeps no reward; the log has had it first."""
     with caplog.at_level(logging.ERROR):
         found = executed(tokenizer, PROMPTS[0], label, SAID[0], openrlhf.__file__)

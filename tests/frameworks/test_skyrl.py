@@ -3,21 +3,18 @@
 import sys
 import typing
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 import typing_extensions
+from shaped import inside
 
 from infalign import CalibratedReward, advantages
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import calibrate
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("skyrl") is None, reason="make test-frameworks installs SkyRL"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = inside("skyrl")
 if sys.version_info < (3, 12):  # SkyRL asks for 3.12, from which on pydantic takes this class of the standard library
     typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
 REWARDS, UIDS = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0], ["a", "b", "a", "a", "b", "b"]

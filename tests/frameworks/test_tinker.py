@@ -1,21 +1,18 @@
 """tinker-cookbook's own code with our group advantages, and with the reward of a stored law."""
 
 import asyncio
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
+from shaped import inside
 from tiny_models import words
 
 from infalign import CalibratedReward, advantages
 from infalign.core.errors import DataError
 from infalign.method.calibration import calibrate
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("tinker_cookbook") is None, reason="make test-frameworks installs tinker-cookbook"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = inside("tinker_cookbook")
 
 
 def group(rewards: list[float]) -> Any:

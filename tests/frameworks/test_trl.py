@@ -26,6 +26,7 @@ from infalign.integrations.trl_trainers import GroupGRPOTrainer, GroupRLOOTraine
 
 GROUP = 8
 SIZES = {"num_generations": GROUP, "per_device_train_batch_size": 2 * GROUP, "max_completion_length": 4, "max_steps": 2}
+WEIGHTS = {"reward_weights": [0.25, 2.0]}
 QUANTIZED = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
 PLAIN = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "bf16": False, "logging_steps": 1}
 
@@ -68,9 +69,7 @@ def trained(model: str, tmp_path: Path) -> Callable[..., Any]:
         args = config(str(tmp_path / "out"), **PLAIN | SIZES | options)
         asked = [[{"role": "user", "content": f"What is {n}?"}] for n in range(4)]
         data = Dataset.from_dict({"prompt": asked})
-        trainer = Seen(
-            model, reward_funcs=rewards, args=args, train_dataset=data, peft_config=peft, objective=objective
-        )
+        trainer = Seen(model, rewards, args=args, train_dataset=data, peft_config=peft, objective=objective)
         trainer.train()
         return trainer, seen
 
@@ -99,9 +98,7 @@ def right(rewards: torch.Tensor, weights: list[float], objective: str) -> Any:
 )
 def test_grpo_has_the_advantages_of_the_weighted_rewards(trained: Any, options: Any, peft: Any) -> None:
     """Whatever the KL's weight, with LoRA or QLoRA, and on batches trained on several times; the log has them too."""
-    trainer, seen = trained(
-        GroupGRPOTrainer, [long, vowels], "pass@4", peft, reward_weights=[0.25, 2.0], **SIZES | options
-    )
+    trainer, seen = trained(GroupGRPOTrainer, [long, vowels], "pass@4", peft, **SIZES | WEIGHTS | options)
     assert trainer.state.global_step == SIZES["max_steps"]
     for rewards, output in seen:
         expected = right(rewards, [0.25, 2.0], "pass@4")
@@ -145,9 +142,7 @@ def test_completions_without_a_reward_have_no_advantage(trained: Any, kind: Any)
         (GroupRLOOTrainer, "pass@4", {"normalize_advantages": True}, "set normalize_advantages=False"),
     ],
 )
-def test_what_changes_the_objective_is_refused(
-    trained: Any, kind: Any, objective: str, options: Any, said: str
-) -> None:
+def test_what_changes_an_objective_is_refused(trained: Any, kind: Any, objective: str, options: Any, said: str) -> None:
     """At the first step at the latest."""
     with pytest.raises((ConfigError, DataError), match=said):
         trained(kind, [long], objective, **options)
@@ -169,7 +164,7 @@ def test_the_class_for_trls_paper_index_has_our_advantages(trained: Any) -> None
             self._reward_BF = super()._calculate_rewards(*given)
             return self._reward_BF
 
-    _, seen = trained(Sent, [long, vowels], "pass@4", reward_weights=[0.25, 2.0], loss_type="dr_grpo")
+    _, seen = trained(Sent, [long, vowels], "pass@4", loss_type="dr_grpo", **WEIGHTS)
     for rewards, output in seen:
         expected = right(rewards, [0.25, 2.0], "pass@4")
         assert output["advantages"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)

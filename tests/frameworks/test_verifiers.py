@@ -1,20 +1,17 @@
 """Tasks of verifiers, scored by its own code, become a law, and the law a reward of the task."""
 
 import asyncio
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shaped import inside
 
 from infalign import optimum
 from infalign.core.errors import DataError
 from infalign.integrations.verifiers import reference_rewards
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("verifiers") is None, reason="make test-frameworks installs verifiers"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = inside("verifiers")
 SUMS = {"2+2": "4", "3*3": "9", "10-7": "3"}
 RIGHT = {"2+2": 1, "3*3": 3, "10-7": 0}  # of four rollouts
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shaped import PROMPTS, REFERENCES, SAID, expected
+from shaped import PROMPTS, REFERENCES, SAID, expected, inside
 
 from infalign import advantages
 from infalign.core.errors import ConfigError, DataError
@@ -23,10 +22,7 @@ from infalign.integrations.verl import compute_score, register
 from infalign.method.calibration import calibrate
 from infalign.world import gold
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("verl") is None, reason="make test-frameworks installs verl"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = inside("verl")
 
 
 def rows_for_verl(**changes: Any) -> list[dict[str, Any]]:
