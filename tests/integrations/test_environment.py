@@ -74,10 +74,7 @@ def test_the_core_gives_score_win_rate_and_reward(response: str) -> None:
         ([], "must be a list of messages"),
         ([{"text": "How?"}], "must be a list of messages"),
         ([{"role": "system", "content": "Be good."}, *PROMPT], "differs from the one with these reference_rewards"),
-        (
-            [{"role": "user", "content": "[INST] How do I bake bread? [/INST]"}],
-            "differs from the one with these reference_rewards",
-        ),
+        ([{"role": "user", "content": "[INST] How? [/INST]"}], "differs from the one with these reference_rewards"),
     ],
 )
 def test_a_prompt_that_a_framework_has_changed_is_refused(prompt: Any, said: str) -> None:
@@ -106,13 +103,8 @@ def test_a_reward_server_is_named_by_its_url(environment: pytest.MonkeyPatch, fo
         assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-def test_special_tokens_in_a_completion_reach_the_reward(
-    environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path
-) -> None:
-    """TRL leaves them out of its texts; BOS, EOS and padding are left out here, too.
-
-    A function of TRL's form gets completions and ids as TRL has them.
-    """
+def test_special_tokens_reach_the_reward(environment: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
+    """TRL's texts lack them, ours only BOS, EOS and padding; a function of TRL's form gets what TRL has."""
     (tmp_path / "mine.py").write_text(
         "from pathlib import Path\n"
         "def ours(responses):\n    return Path(__file__).with_name('ours').write_text(repr(responses)) and [0.0]\n"

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from rows import user
 
 from infalign.core.errors import ConfigError, DataError, InfalignError
 from infalign.integrations.ray import TRIES, Actor, Part, _cluster, on_cluster, parts_of
@@ -168,24 +169,6 @@ def test_gpus_on_two_nodes_are_not_for_one_actor(monkeypatch: pytest.MonkeyPatch
         cluster.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--ray-actors 0", '"0" for --ray-actors. Must be >= 1'),
-        ("--ray-actors 2 --dry-run", "leave out --dry-run, --policy and --until"),
-        ("--ray-actors 2 --until train", "leave out --dry-run, --policy and --until"),
-        ("--ray-actors 2 --policy x", "leave out --dry-run, --policy and --until"),
-        ("--ray-actors 2 --ray-gpus 1.5", "a fraction below 1 or a whole number; found 1.5"),
-        ("--ray-gpus 1", "for the actors of --ray-actors; add it"),
-        ("--ray-cpus 4", "for the actors of --ray-actors; add it"),
-    ],
-)
-def test_no_option_is_ignored(words: str, said: str) -> None:
-    """A dry run, in particular, draws nothing."""
-    code, _, err = micro.infalign("run", "demo", *words.split())
-    assert (code, said in err) == (2, True), err
-
-
 @pytest.fixture
 def copied(calibrated_run: Path, tmp_path: Path) -> Run:
     """Return a copy of a run whose rollouts are drawn and scored, three prompts in each of four parts."""
@@ -259,9 +242,7 @@ class Parrot(Engine):
 
 def test_a_shard_of_which_another_command_drew_prompts_is_left_to_it(tmp_path: Path) -> None:
     """So is one that is there with its rewards; more rollouts of old prompts are refused by name."""
-    rows = [
-        {"prompt_id": str(i), "prompt": [{"role": "user", "content": f"Say {i}."}], "token_ids": [i]} for i in range(80)
-    ]
+    rows = [{"prompt_id": str(i), "prompt": [user(f"Say {i}.")], "token_ids": [i]} for i in range(80)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
     part = Part(PromptTable(tmp_path / "prompts.parquet", 72), tmp_path / "rollouts", tmp_path / "scores")
     part.rollouts.mkdir()
