@@ -70,8 +70,6 @@ MORE = "CHAT_TEMPLATES"  # the environment's name of a folder with further templ
 def installed() -> dict[str, str]:
     """Return the templates of TRL, and those in the folder that `MORE` names."""
     spec = find_spec("trl")
-    assert spec is not None
-    assert spec.origin is not None
     folders = [Path(spec.origin).parent / "chat_templates", *filter(Path.is_dir, [Path(os.environ.get(MORE, "none"))])]
     files = [file for folder in folders for file in sorted(folder.rglob("*.jinja"))]
     return {f"{file.parent.name}/{file.stem}": file.read_text(encoding="utf-8") for file in files}
@@ -89,8 +87,7 @@ def tokenizer_of(template: str) -> Any:
     inner.add_special_tokens(special)
     for tag in tags:
         is_special = OWN_MARKS.search(tag) is None
-        (inner.add_special_tokens if is_special else inner.add_tokens)(
-            [AddedToken(tag, special=is_special, normalized=False)]
-        )
+        add = inner.add_special_tokens if is_special else inner.add_tokens
+        add([AddedToken(tag, special=is_special, normalized=False)])
     given = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=template, **given)

@@ -55,9 +55,8 @@ def finish_run(root: Path, recipe: Recipe, *, levels: int | None = None, kl: flo
     layout.data.mkdir(parents=True)
     prompts = [[{"role": "user", "content": f"Question {i}?"}] for i in range(PROMPTS)]
     ids = [prompt_id(prompt) for prompt in prompts]
-    write_table(
-        layout.data / "test_prompts.parquet", pa.table({"prompt_id": ids, "prompt": pa.array(prompts, MESSAGES)})
-    )
+    asked = pa.table({"prompt_id": ids, "prompt": pa.array(prompts, MESSAGES)})
+    write_table(layout.data / "test_prompts.parquet", asked)
     shift = rng.normal(size=(PROMPTS, 1))
 
     def rewards(ranks):

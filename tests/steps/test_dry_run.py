@@ -1,9 +1,6 @@
 """What a dry run tells of cost: counts of rows, closed forms of FLOPs, and what the time is estimated by."""
 
-import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -16,13 +13,14 @@ import micro
 import pytest
 from chat_templates import FAMILIES, tokenizer_of
 from rich.console import Console
+from rows import written
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import write_record
 from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Scratch
 from infalign.pipeline.records import FORMAT, record_path
-from infalign.pipeline.units import Unit, identify
+from infalign.pipeline.units import identify
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.sampling.prompts import PromptTable
@@ -98,10 +96,7 @@ def test_flops_are_six_per_parameter_and_token_that_is_trained_on(tmp_path: Path
 
 @pytest.mark.parametrize("world", [1000, SAMPLED_ROWS + 1000])
 def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path, world: int) -> None:
-    """Tables that the stage data writes have about the expected rows, also where only a sample of them was read.
-
-    There are fewer distinct prompts then, since the rest of the rows repeats some.
-    """
+    """Tables have about the expected rows; where only a sample was read, fewer prompts, as other rows repeat some."""
     run = run_of(tmp_path / "run", data={"sources": [{"world": world}], "max_prompt_tokens": 48})
     recipe, counts = run.recipe, counted(run)
     run.layout.root.mkdir()
@@ -115,11 +110,7 @@ def test_rows_are_counted_before_the_data_is_prepared(tmp_path: Path, world: int
 
 def test_an_example_is_shown_as_the_policy_reads_it(tmp_path: Path) -> None:
     """With its roles, and what is trained on marked."""
-    folder = tmp_path / "policy"
-    tokenizer = train_tokenizer([str(number) for number in range(1000)], SCRATCH)
-    new_policy(SCRATCH, tokenizer, seed=0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    said = planned(micro.settings(tmp_path / "run") | {"policy": {"model": str(folder)}})
+    said = planned(micro.settings(tmp_path / "run") | {"policy": {"model": micro.write_policy(tmp_path / "policy")}})
     assert "An example as the policy reads it: world dialogue 0, user, assistant" in said
     assert re.search(r"<\|user\|>[^<⟦]+<\|end\|><\|assistant\|>⟦[^<⟦]+<\|end\|>⟧", said)
 
@@ -151,10 +142,8 @@ def test_a_policy_more_leaves_what_others_learned_from(tmp_path: Path) -> None:
     """Other states do not depend on those that it needs."""
     settings = micro.settings(tmp_path / "run")
     last = settings["policies"]["plain"] | {"fit": micro.FIT | {"lora": {"layers": 1}}}
-    found = list[list[Unit]]()
-    for more in ({}, {"side": settings["policies"]["plain"] | {"guide": {"side": {}}}}):
-        found.append(units(run_of(tmp_path, policies={"last": last} | more)))
-    before, after = map(identify, found)
+    side = {"side": settings["policies"]["plain"] | {"guide": {"side": {}}}}
+    before, after = (identify(units(run_of(tmp_path, policies={"last": last} | more))) for more in ({}, side))
     assert before["train-last"] == after["train-last"]
 
 
@@ -197,51 +186,36 @@ def test_every_unit_that_trains_draws_or_scores_says_so(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_time_is_told_by_a_matrix_product_or_by_records(tmp_path: Path, finished: Path) -> None:
     """It says which, and how far off it may be."""
-    said = planned(micro.settings(tmp_path))
-    assert "GFLOP/s of a matrix product; accurate to a factor of 3" in said
+    assert "GFLOP/s of a matrix product; accurate to a factor of 3" in planned(micro.settings(tmp_path))
     changed = micro.settings(finished)
     changed["policies"]["aware"]["kl_budget"] = 0.7
-    said = planned(changed)
-    assert "steps; accurate to a factor of 1.5" in said
+    assert "steps; accurate to a factor of 1.5" in planned(changed)
 
 
 @pytest.mark.parametrize(
     ("most", "said"),
-    [
-        (180, "policy.fit needs demonstrations, but the data has none"),
-        (1, "only 0 train prompts with at most 1 tokens"),
-    ],
+    [(180, "policy.fit needs demonstrations, but"), (1, "only 0 train prompts with at most 1 tokens")],
 )
 def test_a_dry_run_says_what_rows_lack(tmp_path: Path, most: int, said: str) -> None:
     """Pairs under other names are prompts alone, and their columns are named."""
-    rows = ({"prompt": f"What is {i}?", "winner": "this", "loser": "that"} for i in range(99))
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    data = {"sources": [{"path": str(tmp_path / "rows.jsonl")}], "max_prompt_tokens": most}
+    rows = [{"prompt": f"What is {i}?", "winner": "this", "loser": "that"} for i in range(99)]
+    data = {"sources": [{"path": str(written(tmp_path / "rows.jsonl", rows))}], "max_prompt_tokens": most}
     recipe = Recipe.model_validate(micro.settings(tmp_path / "run") | {"data": data})
     with pytest.raises(DataError, match=said):
         print_plan(recipe, Console(file=(shown := StringIO()), width=300))
     assert ": 99 prompts alone; other columns: loser, winner" in shown.getvalue()
+    written(tmp_path / "rows.jsonl", [{"prompt": "What is 1?", "chosen": "this"}])
+    with pytest.raises(DataError, match=r"rows\.jsonl line 1: column rejected is missing"):
+        print_plan(recipe, Console(quiet=True))
 
 
-def test_part_of_a_run_has_a_dry_run(main: Any, tmp_path: Path) -> None:
+def test_part_of_a_run_has_a_dry_run(tmp_path: Path) -> None:
     """It prints the plan and its cost up to its stage, and writes nothing."""
-    path = micro.write(tmp_path / "recipe.yaml", json.loads(json.dumps(micro.settings(tmp_path / "run"))))
-    code, out, err = main("run", path, "--until", "calibrate", "--dry-run")
-    assert (code, err) == (0, "")
+    path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
+    out = micro.answer("run", path, "--until", "calibrate", "--dry-run")
     assert "in total" in out
     assert "train-aware" not in out
     assert not (tmp_path / "run").exists()
-
-
-def test_a_dry_run_loads_no_library_of_models(tmp_path: Path) -> None:
-    """Those take longer than all of its checks."""
-    program = (
-        "import sys; from infalign.cli import main; main(); "
-        "sys.exit(', '.join({'torch', 'transformers', 'datasets', 'scipy.stats'} & sys.modules.keys()))"
-    )
-    words = ["run", "demo", "--dry-run", "--set", f"run_dir={tmp_path / 'run'}"]
-    ended = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -249,11 +223,9 @@ def test_a_dry_run_loads_no_library_of_models(tmp_path: Path) -> None:
     [
         ({"gold": {"url": "http://127.0.0.1:9/x", "api_key_env": "INFALIGN_NO_KEY"}}, "INFALIGN_NO_KEY"),
         ({"judge": {"model": "./nowhere"}}, r"judge\.model: the folder \./nowhere does not exist"),
+        ({"gold": {"function": "micro:absent"}}, "micro has no function absent"),
         ({"run_dir": "/dev/null"}, "/dev/null is not a folder"),
-        (
-            {"data": {"sources": [{"world": 5}], "max_prompt_tokens": 180}},
-            "only 0 test prompts with at most .* are left, but a run needs at least 4",
-        ),
+        ({"data": {"sources": [{"world": 5}], "max_prompt_tokens": 180}}, "only 0 test prompts .* needs at least 4"),
     ],
 )
 def test_a_run_refuses_at_once_what_its_dry_run_refuses(tmp_path: Path, change: dict[str, Any], said: str) -> None:

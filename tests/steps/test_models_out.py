@@ -22,7 +22,6 @@ from infalign.models.settings import Scratch
 from infalign.training.common import save_model
 
 BASE, COMMIT = "acme/tiny", "0" * 40
-TEXTS = ["How do I write a function?", "Please explain the moon."] * 9
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +31,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = cache / "models--acme--tiny"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
-    tokenizer = train_tokenizer(TEXTS, Scratch(**micro.SCRATCH))
-    save_model(new_policy(Scratch(**micro.SCRATCH), tokenizer, seed=0), tokenizer, repository / "snapshots" / COMMIT)
+    micro.write_policy(repository / "snapshots" / COMMIT)
     return cache
 
 
@@ -94,17 +92,11 @@ def test_the_card_has_the_measured_numbers_with_intervals_and_judges(run: Path, 
     """The hub's own reader finds the base model; the text has procedure, Φ, judges, win rates and KL."""
     card, found = ModelCard.load(run / "models" / "adapted" / "README.md"), results["policies"]["adapted"]
     assert (card.data.base_model, card.data.model_name) == (BASE, "adapted")
-    for rates in found["win_rates"].values():
-        assert share(rates["best-of-4"]) in card.text
-        assert share(rates["standard"]) in card.text
-    for said in (
-        f"KL to the reference: {amount(found['kl'], 3)} nats",
-        "**best-of-4**",
-        "exp:10",
-        "the Python function `infalign.world:gold`; not used in training",
-        "Rollouts of the reference: 12 prompts × 6 responses",
-    ):
-        assert said in card.text
+    said = [share(rates[name]) for rates in found["win_rates"].values() for name in ("best-of-4", "standard")]
+    said += [f"KL to the reference: {amount(found['kl'], 3)} nats", "**best-of-4**", "exp:10"]
+    said += ["the Python function `infalign.world:gold`; not used in training"]
+    said += ["Rollouts of the reference: 12 prompts × 6 responses"]
+    assert [text for text in said if text not in card.text] == []
     assert str(run) not in str(card)
 
 
@@ -123,9 +115,7 @@ def test_the_trackers_get_the_evaluation(run: Path, results: dict[str, Any]) -> 
 
 
 @pytest.mark.slow
-def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
-    run: Path, results: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(run: Path, results: Any, tmp_path: Path) -> None:
     """A copy of a policy, drawn with another random stream, has its KL and win rates up to sampling error."""
     copy = shutil.copytree(run / "models" / "student", tmp_path / "mine")
     code, first, err = micro.infalign("run", run, "--policy", copy)
@@ -142,30 +132,23 @@ def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == written
 
 
-@pytest.mark.parametrize(
-    ("texts", "scratch", "message"),
-    [
-        (["Quite another text, with other words!"] * 9, micro.SCRATCH, "differs from the reference's: "),
-        (TEXTS, micro.SCRATCH, "has a vocabulary of 310 tokens, the reference of"),
-    ],
-)
-def test_what_does_not_fit_is_named(run: Path, tmp_path: Path, texts: list[str], scratch: Any, message: str) -> None:
+def test_what_does_not_fit_is_named(run: Path, tmp_path: Path) -> None:
     """Another tokenizer or another vocabulary has no KL to the reference; nothing is drawn."""
-    tokenizer = train_tokenizer(texts, Scratch(**scratch))
-    model = new_policy(Scratch(**scratch), tokenizer, seed=0)
-    if texts == TEXTS:
-        model.resize_token_embeddings(310)
-    save_model(model, tokenizer, tmp_path / "theirs")
-    code, _, err = micro.infalign("run", run, "--policy", tmp_path / "theirs")
-    assert code == 2
-    assert message in err
-    assert not list((run / "evaluation").glob("theirs.*"))
+    scratch = Scratch(**micro.SCRATCH)
+    for tokenizer, tokens, said in (
+        (train_tokenizer(["Quite another text, with other words!"] * 9, scratch), None, "differs from the reference's"),
+        (micro.tokenizer(), 310, "has a vocabulary of 310 tokens, the reference of"),
+    ):
+        model = new_policy(scratch, tokenizer, seed=0)
+        model.resize_token_embeddings(tokens)
+        save_model(model, tokenizer, tmp_path / f"theirs-{tokens}")
+        code, _, err = micro.infalign("run", run, "--policy", tmp_path / f"theirs-{tokens}")
+        assert (code, said in err) == (2, True)
+    assert not list((run / "evaluation").glob("theirs*"))
 
 
 def test_an_adapter_or_nothing_is_no_policy_to_measure(run: Path) -> None:
     """Each is refused with what to do."""
-    for folder, said in (
-        (run / "models" / "adapted" / "adapter", "is a LoRA adapter, but a whole model is needed here"),
-        ("/no/where", "the folder does not exist"),
-    ):
-        assert said in micro.infalign("run", run, "--policy", folder)[2]
+    adapter = run / "models" / "adapted" / "adapter"
+    assert "is a LoRA adapter, but a whole model is needed here" in micro.infalign("run", run, "--policy", adapter)[2]
+    assert "the folder does not exist" in micro.infalign("run", run, "--policy", "/no/where")[2]

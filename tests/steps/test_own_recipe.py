@@ -11,6 +11,7 @@ from typing import Any
 import micro
 import numpy as np
 import pytest
+from rows import written
 from transformers import AutoTokenizer
 
 from infalign.core.display import share
@@ -70,22 +71,18 @@ def least(model: Path) -> dict[str, Any]:
 def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_folder(
     main: Any, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without pairs, demonstrations, judge, rewind, fine-tuning and chat template it ends with a report on pass@k.
-
-    Prompts for which the checker returns None are left out of training and test, and counted.
-    """
+    """Without pairs, judge, rewind, fine-tuning and chat template; prompts whose reward is None are left out."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "my_reward.py").write_text(CHECKER)
     rows = [{"prompt": f"What is {n}?", "answer": n % 4 if n % LEFT_OUT else None} for n in range(60)]
-    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    data = {"sources": [{"path": str(tmp_path / "questions.jsonl")}], "test_fraction": 0.3, "max_prompt_tokens": 180}
+    source = {"path": str(written(tmp_path / "questions.jsonl", rows))}
+    data = {"sources": [source], "test_fraction": 0.3, "max_prompt_tokens": 180}
     recipe = least(bare) | {"data": data}
     recipe["policies"]["aware"] |= {"transform": "optimal", "kl_budget": 0.2}
     path = micro.write(project / "recipe.yaml", recipe)
     monkeypatch.chdir(tmp_path)
-    code, out, err = main("run", path)
-    assert (code, err) == (0, "")
+    out = micro.answer("run", path)
     assert "the only judge is the reward used in training" in out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["judges"] == ["reward"]
@@ -124,12 +121,11 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert main("status", tmp_path / "run")[0] == 0
     shutil.copytree(project, tmp_path / "elsewhere")
     moved = load_recipe(tmp_path / "elsewhere" / "recipe.yaml", [f"run_dir={tmp_path / 'run'}"])
-    assert main("status", tmp_path / "elsewhere" / "recipe.yaml", "--set", f"run_dir={tmp_path / 'run'}")[0] == 0
+    words = ("status", tmp_path / "elsewhere" / "recipe.yaml", "--set", f"run_dir={tmp_path / 'run'}")
+    assert main(*words)[0] == 0
     (tmp_path / "elsewhere" / "my_reward.py").write_text(CHECKER.replace("float", "int"))
-    words = ("status", tmp_path / "elsewhere" / "recipe.yaml", "--set", f"run_dir={tmp_path / 'run'}", "--json")
-    code, out, _ = main(*words)
-    assert code == 4
-    assert "the content of reward.function (my_reward.py:score) changed" in out
+    code, out, _ = main(*words, "--json")
+    assert (code, "the content of reward.function (my_reward.py:score) changed" in out) == (4, True)
     assert moved.reward.function == f"{tmp_path / 'elsewhere' / 'my_reward.py'}:score"
     # A budget above what these rewards can spend is refused before anything is trained.
     monkeypatch.chdir(tmp_path)
@@ -196,18 +192,13 @@ def test_a_file_of_the_recipe_lies_beside_it_and_one_of_set_in_the_working_direc
     (tmp_path / "there").mkdir()
     path = micro.write(tmp_path / "there" / "recipe.yaml", least(bare))
     monkeypatch.chdir(tmp_path)
-    recipe = load_recipe(
-        path, ["judge.function=here.py:score", "policy.chat_template=here.jinja", "gold={function: a.b:c}"]
-    )
-    assert recipe.reward.function == f"{tmp_path / 'there' / 'my_reward.py'}:score"
-    assert recipe.judge is not None
-    assert recipe.judge.function == f"{tmp_path / 'here.py'}:score"
+    changes = ["judge.function=here.py:score", "policy.chat_template=here.jinja", "gold={function: a.b:c}"]
+    recipe = load_recipe(path, changes)
+    named = [source.function for source in (recipe.reward, recipe.judge, recipe.gold)]
+    assert named == [f"{tmp_path / 'there' / 'my_reward.py'}:score", f"{tmp_path / 'here.py'}:score", "a.b:c"]
     assert recipe.policy.chat_template == str(tmp_path / "here.jinja")
-    assert recipe.gold is not None
-    assert recipe.gold.function == "a.b:c"
-    recorded = micro.write(tmp_path / "recorded.yaml", {})
-    Path(recorded).write_text(dump_recipe(recipe))
-    assert load_recipe(recorded) == recipe
+    (tmp_path / "recorded.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recorded.yaml") == recipe
 
 
 def test_a_function_of_a_file_is_imported_once_and_errors_name_the_file(tmp_path: Path) -> None:
@@ -274,12 +265,10 @@ def test_a_template_comes_from_a_file_and_is_part_of_what_data_depends_on(bare: 
     prompt = [{"role": "user", "content": "Hi"}]
     assert tokenizer.decode(prompt_ids(tokenizer, [prompt])[0]) == "[Hi]"
     path = micro.write(tmp_path / "recipe.yaml", least(bare))
-    keys = [
-        Run.of(load_recipe(path, [f"policy.chat_template={given}"])).key("policy")["policy"].get("chat_template")
-        for given in (file, "plain", "null")
-    ]
-    assert len({str(key) for key in keys}) == 3
-    assert "chat_template" not in Run.of(load_recipe(path, ["policy.chat_template=null"])).key("policy")["policy"]
+    runs = [Run.of(load_recipe(path, [f"policy.chat_template={given}"])) for given in (file, "plain", "null")]
+    ours, plain, none = (run.key("policy")["policy"] for run in runs)
+    assert ours["chat_template"] != plain["chat_template"]
+    assert "chat_template" not in none
     with pytest.raises(ConfigError, match=r"cannot read the chat template .*absent\.jinja"):
         load_tokenizer(bare, template="absent.jinja")
     with pytest.raises(ConfigError, match=r"has no chat template; .* set policy\.chat_template to plain or to a file"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import micro
 import pytest
+from rows import written
 
 from infalign.core.storage import read_record, write_record
 from infalign.pipeline.pending import changes, pending
@@ -20,7 +21,7 @@ from infalign.steps import whole_run
 from infalign.steps.run import Run
 
 REWARD = "def score(prompts, responses):\n    return [float(len(text)) for text in responses]\n"
-CHANGED = REWARD.replace("float", "-float")
+KL = "kl_budget 1.0 → 0.8"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a file of rows, a policy, a module with a reward function and a whole run."""
     folder = tmp_path_factory.mktemp("finished")
     rows = [{"prompt": f"Say {i}.", "chosen": f"Here is {i}.", "rejected": "No."} for i in range(200)]
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    written(folder / "rows.jsonl", rows)
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text("raise ImportError('who looks at a digest imports nothing')\n")
     (folder / "package" / "rewards.py").write_text(REWARD)
@@ -63,9 +64,7 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
     """Exit code 0 if nothing is, else 4; the states are there in words and as JSON, by run directory and by recipe."""
     path, root = recipe(folder) and folder / "recipe.yaml", folder / "run"
     before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
-    code, out, err = main("status", root)
-    assert (code, err) == (0, "")
-    assert "20 of 20 done in" in out
+    assert "20 of 20 done in" in micro.answer("status", root)
     left = ["evaluate-aware", "results", "card-aware", "report"]
     (root / "stages" / "evaluate-aware.json").unlink()
     code, out, _ = main("status", path, "--json")
@@ -82,22 +81,13 @@ def test_scripts_can_ask_whether_anything_is_left(main: Any, folder: Path) -> No
 @pytest.mark.parametrize(
     ("override", "reasons"),
     [
-        (
-            "policies.aware.kl_budget=0.8",
-            {
-                "law-aware": "kl_budget 1.0 → 0.8",
-                "train-aware": "policies.aware.kl_budget 1.0 → 0.8; follows law-aware",
-            },
-        ),
+        ("policies.aware.kl_budget=0.8", {"law-aware": KL, "train-aware": f"policies.aware.{KL}; follows law-aware"}),
         (
             "rollout.k=8",
-            {
-                **{f"rollout-{i}": "rollout.k 6 → 8; 18 of 24 responses" for i in range(4)},
-                **{f"score-{i}": f"follows rollout-{i}; rollout.k 6 → 8" for i in range(4)},
-                "calibrate": "follows score-0, score-1, score-2 and 1 more",
-                "law-aware": "follows score-0, score-1, score-2 and 1 more",
-                "train-aware": "follows calibrate, law-aware",
-            },
+            {f"rollout-{i}": "rollout.k 6 → 8; 18 of 24 responses" for i in range(4)}
+            | {f"score-{i}": f"follows rollout-{i}; rollout.k 6 → 8" for i in range(4)}
+            | dict.fromkeys(["calibrate", "law-aware"], "follows score-0, score-1, score-2 and 1 more")
+            | {"train-aware": "follows calibrate, law-aware"},
         ),
     ],
 )
@@ -143,7 +133,7 @@ def test_a_reward_function_counts_by_the_source_of_its_module(folder: Path, monk
         return settings_of(asked, Digests(folder / "digests.json"))["reward"]
 
     before = settings()
-    (folder / "package" / "rewards.py").write_text(CHANGED)
+    (folder / "package" / "rewards.py").write_text(REWARD.replace("float", "-float"))
     clause = "the content of reward.function (package.rewards:score) changed"
     assert list(changes({"reward": before}, {"reward": settings()})) == [clause]
     (folder / "package" / "rewards.py").unlink()
@@ -206,7 +196,7 @@ def test_an_attempt_that_was_stopped_says_how_far_it_came(folder: Path) -> None:
     assert why(folder) == {"train-aware": "checkpoint at step 30 of 120"}
     asked = Run.of(recipe(folder))
     assert pending(whole_run.units(asked), asked.layout.root)["train-aware"].share == 0.25
-    assert why(folder, "policies.aware.kl_budget=0.8") == {"law-aware": "kl_budget 1.0 → 0.8"}
+    assert why(folder, "policies.aware.kl_budget=0.8") == {"law-aware": KL}
     (root / "stages" / "score-1.json").unlink()
     assert why(folder)["score-1"] == "18 responses scored"
     (root / "stages" / "rollout-1.json").unlink()

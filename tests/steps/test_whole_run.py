@@ -24,7 +24,7 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.rewards.classifier import ClassifierReward
-from infalign.steps import train, whole_run
+from infalign.steps import train
 from infalign.steps.dry_run import print_plan
 from infalign.steps.run import Run
 from infalign.theory.optimum import rank_optimum
@@ -54,9 +54,8 @@ def test_a_run_leaves_models_that_transformers_loads(finished: Path) -> None:
         ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         assert torch.isfinite(model(**ids).logits).all()
     for name in ("reward", "judge"):
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            finished / "models" / name, output_loading_info=True
-        )
+        folder = finished / "models" / name
+        model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"]
         assert model.config.num_labels == 1
     assert {path.name for path in (finished / "models").iterdir()} == {"reference", "reward", "judge", *POLICIES}
@@ -64,10 +63,7 @@ def test_a_run_leaves_models_that_transformers_loads(finished: Path) -> None:
 
 
 def test_a_run_leaves_tables_that_pyarrow_reads(finished: Path) -> None:
-    """Rollouts, scores, calibrated prompts and evaluations have all their rows, and calibration is a dataset column.
-
-    Each of the first prompts is in one of the four parts.
-    """
+    """Each of the first prompts is in one of four parts, all rows are there, and calibration is a dataset column."""
     recipe = recipe_of(finished)
     prompts, k = recipe.rollout.prompts, recipe.rollout.k
     first = pq.read_table(finished / "data" / "train_prompts.parquet")["prompt_id"].to_pylist()[:prompts]
@@ -100,10 +96,9 @@ def test_the_win_rates_follow_from_the_table_of_scores(finished: Path, policy: s
         """Return, prompt by prompt, the judge's score of what each pair of samples serves: the better by reward."""
         pairs = [(i, j) for i in range(8) for j in range(8) if i != j]
         selected, judged = samples(name, "reward"), samples(name, judge)
+        both = zip(selected, judged, strict=True)
         # Of a tie the first is served; the pair also comes in the other order, so each is served once.
-        return [
-            np.array([q[i] if s[i] >= s[j] else q[j] for i, j in pairs]) for s, q in zip(selected, judged, strict=True)
-        ]
+        return [np.array([q[i] if s[i] >= s[j] else q[j] for i, j in pairs]) for s, q in both]
 
     standard = win(samples(policy, judge)[:, :, None], samples("reference", judge)[:, None, :]).mean()
     best = np.mean([win(a[:, None], b).mean() for a, b in zip(served(policy), served("reference"), strict=True)])
@@ -131,10 +126,8 @@ def test_a_changed_judge_costs_its_own_training_and_scores_only(root: Path) -> N
     assert sorted(done[1:5]) == sorted(f"evaluate-{name}" for name in models)
     assert done[5:] == ["results", *CARDS]
     changed = {path for path, before in evaluated.items() if not path.exists() or path.stat().st_mtime_ns != before}
-    assert {"/".join(path.relative_to(root / "evaluation").parts[1:]) for path in changed} == {
-        "scores.parquet",
-        "scores/judge/part-00000.parquet",
-    }
+    names = {"/".join(path.relative_to(root / "evaluation").parts[1:]) for path in changed}
+    assert names == {"scores.parquet", "scores/judge/part-00000.parquet"}
 
 
 @pytest.mark.slow
@@ -163,18 +156,14 @@ def test_a_ready_judge_gives_its_rows_to_the_reward_model(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_in_a_gguf_is_that_of_its_folder(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_may_lie_in_a_gguf(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is converted at the start; where the file lies does not count, and the recipe keeps its name."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     model, tokenizer = load_policy(finished / "models" / "reference")
     file = micro.write_gguf(model, tokenizer, tmp_path / "tiny.gguf")
     path = micro.write(tmp_path / "recipe.yaml", micro.settings(tmp_path / "run"))
     changes = ["policy.scratch=null", "policy.fit=null", "policies={aware: {solver: qrpo, kl_budget: 0.3}}"]
-    whole_run.run_recipe(
-        load_recipe(path, [*changes, f"policy.model={file}"]), until="rollout", console=Console(quiet=True)
-    )
+    micro.done(load_recipe(path, [*changes, f"policy.model={file}"]), until="rollout")
     root = tmp_path / "run"
     assert recipe_of(root).policy.model == str(file)
     assert len({row["text"] for row in micro.rollouts(root / "rollouts")}) > 1
@@ -183,10 +172,7 @@ def test_a_policy_in_a_gguf_is_that_of_its_folder(
 
 
 def test_reward_and_judge_may_be_heads_on_frozen_models(root: Path) -> None:
-    """Only the head is trained, on its own pairs, and the run scores with it.
-
-    The policy has the recipe's chat template, which its folder lacks, and so has the reward that starts from it.
-    """
+    """Only the head is trained, on its pairs; policy and reward have the chat template that their folder lacks."""
     pretrained = Layout(root).model("reference").rename(root.parent / "pretrained")
     bare = shutil.copytree(pretrained, root.parent / "bare")
     turns = (bare / "chat_template.jinja").rename(root.parent / "turns.jinja")
