@@ -36,7 +36,7 @@ def client_of(url: str, **options: Any) -> OpenAI:
 PROMPT = "How do I bake bread?"
 
 
-def asked(text: str = PROMPT, model: str = "aware", **more: Any) -> dict[str, Any]:
+def asked(text: Any = PROMPT, model: str = "aware", **more: Any) -> dict[str, Any]:
     """Return a request."""
     return {"model": model, "messages": [{"role": "user", "content": text}], **more}
 

@@ -9,6 +9,7 @@ import micro
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from rows import user, written
 
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.pretrained import load_policy
@@ -16,108 +17,94 @@ from infalign.models.pretrained import load_policy
 PROMPTS = ["How do I bake bread?", "Explain the moon.", "How do I bake bread?"]
 
 
-def records(out: str) -> list[dict[str, Any]]:
-    """Return the lines of JSON."""
-    return [json.loads(line) for line in out.splitlines()]
+def generated(run: Path, *words: object) -> list[dict[str, Any]]:
+    """Return the records that the command prints."""
+    return [json.loads(line) for line in micro.answer("generate", run, "--json", *words).splitlines()]
 
 
-def ask(main: Any, run: Path, *words: object) -> list[dict[str, Any]]:
+def ask(run: Path, *words: object) -> dict[str, Any]:
     """Return what the command answers to the first prompt with every draw."""
-    code, out, err = main("generate", run, "--prompt", PROMPTS[0], "--all", "--json", *words)
-    assert (code, err) == (0, "")
-    return records(out)
+    (record,) = generated(run, "--prompt", PROMPTS[0], "--all", *words)
+    return record
 
 
-def test_the_draw_is_served_that_the_procedure_chooses(main: Any, trained_run: Path) -> None:
+def test_the_draw_is_served_that_the_procedure_chooses(trained_run: Path) -> None:
     """Every draw comes with the run's reward and its rank; the same seed gives the same, another one others."""
-    (best,) = ask(main, trained_run)
+    best = ask(trained_run)
     assert best["procedure"] == "best-of-4"
     assert best["draws"] == len(best["all"]) == 4
     rewards = micro.brightness([], [draw["text"] for draw in best["all"]])
     assert [draw["reward"] for draw in best["all"]] == pytest.approx(rewards)
     assert sorted(draw["rank"] for draw in best["all"]) == [1, 2, 3, 4]
     assert (best["rank"], best["answer"]) == (1, best["all"][best["served"]]["text"])
-    (worst,) = ask(main, trained_run, "--procedure", "worst-of-4")
+    worst = ask(trained_run, "--procedure", "worst-of-4")
     assert worst["all"] == best["all"]
     assert worst["rank"] == 4
-    (other,) = ask(main, trained_run, "--seed", 1)
+    other = ask(trained_run, "--seed", 1)
     assert {draw["text"] for draw in other["all"]}.isdisjoint(draw["text"] for draw in best["all"])
 
 
-def test_prompts_come_from_everywhere(
-    main: Any, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_come_from_everywhere(trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same prompts give the same answers from a text, a table and standard input; one that comes again another."""
-    text, table = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    text = tmp_path / "prompts.txt"
     text.write_text("\n\n".join(PROMPTS) + "\n")
-    turns = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS[:2]]
-    table.write_text("".join(json.dumps(row) + "\n" for row in [*turns, {"prompt": PROMPTS[2], "chosen": "unread"}]))
-    found = []
-    for path in (text, table):
-        code, out, err = main("generate", trained_run, "--input", path, "--json")
-        assert (code, err) == (0, "")
-        found.append(records(out))
+    rows: list[dict[str, Any]] = [{"prompt": [user(prompt)]} for prompt in PROMPTS[:2]]
+    table = written(tmp_path / "prompts.jsonl", [*rows, {"prompt": PROMPTS[2], "chosen": "unread"}])
+    found = generated(trained_run, "--input", text)
+    assert found == generated(trained_run, "--input", table)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
-    code, piped, err = main("generate", trained_run, "--json")
-    assert (code, err) == (0, "")
-    assert found[0] == found[1] == records(piped)
-    assert [answer["prompt"][0]["content"] for answer in found[0]] == PROMPTS
-    assert found[0][0]["answer"] != found[0][2]["answer"]
+    assert found == generated(trained_run)
+    assert [answer["prompt"][0]["content"] for answer in found] == PROMPTS
+    assert found[0]["answer"] != found[2]["answer"]
 
 
 def test_a_checker_or_a_vote_chooses_the_answer(main: Any, trained_run: Path, tmp_path: Path) -> None:
     """A function in place of the run's reward gets the columns of the file; a vote is on what a function finds."""
-    mine, table = tmp_path / "mine.py", tmp_path / "sums.jsonl"
+    mine, table = tmp_path / "mine.py", [{"prompt": prompt, "answer": 2} for prompt in PROMPTS]
     check = "def check(responses, answer):\n    return [float(len(r) % a == 1) for r, a in zip(responses, answer)]\n"
     mine.write_text(f"{check}def size(text):\n    return len(text) % 3\n")
-    table.write_text("".join(json.dumps({"prompt": prompt, "answer": 2}) + "\n" for prompt in PROMPTS))
-    words = ("--input", table, "--reward", f"{mine}:check", "--all", "--json")
-    code, out, err = main("generate", trained_run, *words, "--procedure", "best-of-8")
-    assert (code, err) == (0, "")
-    for answer in records(out):
+    words = ("--input", written(tmp_path / "sums.jsonl", table), "--reward", f"{mine}:check", "--all", "--procedure")
+    for answer in generated(trained_run, *words, "best-of-8"):
         assert [draw["reward"] for draw in answer["all"]] == [len(draw["text"]) % 2 for draw in answer["all"]]
         assert answer["reward"] == max(draw["reward"] for draw in answer["all"])
-    code, out, err = main("generate", trained_run, *words, "--procedure", "majority-of-8", "--answer", f"{mine}:size")
-    assert (code, err) == (0, "")
-    for answer in records(out):
+    for answer in generated(trained_run, *words, "majority-of-8", "--answer", f"{mine}:size"):
         sizes = [len(draw["text"]) % 3 for draw in answer["all"]]
         assert (answer["draws"], answer["procedure"]) == (8, "majority-of-8")
         assert sizes.count(sizes[answer["served"]]) == max(map(sizes.count, sizes))
-    code, _, err = main("generate", trained_run, *words, "--procedure", "majority-of-8", "--answer", f"{mine}:none")
+    code, _, err = main("generate", trained_run, *words, "majority-of-8", "--answer", f"{mine}:none")
     assert (code, f"answer function '{mine}:none': {mine} has no function none" in err) == (2, True)
     code, _, err = main("generate", trained_run, "--prompt", PROMPTS[0], "--reward", f"{mine}:check")
     assert (code, "needs the column answer, which is missing in every row" in err) == (3, True)
     assert "columns come from metadata or --input; majority-of-8 needs no reward" in err
 
 
-def test_a_reader_sees_answers_or_all_draws_in_their_order(main: Any, trained_run: Path) -> None:
+def test_a_reader_sees_answers_or_all_draws_in_their_order(trained_run: Path) -> None:
     """One prompt gives its answer alone; terminal escapes that a model writes are not obeyed."""
-    (record,) = ask(main, trained_run)
-    _, out, _ = main("generate", trained_run, "--prompt", PROMPTS[0])
-    assert len(out.splitlines()) == 1 + record["answer"].count("\n")
-    _, out, _ = main("generate", trained_run, "--prompt", PROMPTS[0], "--all")
+    out = micro.answer("generate", trained_run, "--prompt", PROMPTS[0])
+    assert len(out.splitlines()) == 1 + ask(trained_run)["answer"].count("\n")
+    out = micro.answer("generate", trained_run, "--prompt", PROMPTS[0], "--all")
     assert [line.split()[0] for line in out.splitlines() if line[:1].isdigit()] == ["1", "2", "3", "4"]
     assert "served by best-of-4; samples: 4 from the policy" in out
     assert all(letter.isprintable() or letter == "\n" for letter in out)
 
 
-def test_policies_from_elsewhere_are_served(main: Any, trained_run: Path, tmp_path: Path) -> None:
+def test_policies_from_elsewhere_are_served(trained_run: Path, tmp_path: Path) -> None:
     """A LoRA adapter on the reference, and a guided policy; each answers as the reference until it has learned."""
     reference, tokenizer = load_policy(trained_run.parent / "policy")
-    plain = ask(main, trained_run, "--policy", "reference")[0]
+    plain = ask(trained_run, "--policy", "reference")
     model = get_peft_model(reference, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     model.save_pretrained(tmp_path / "fresh")
-    assert ask(main, trained_run, "--policy", tmp_path / "fresh")[0]["all"] == plain["all"]
+    assert ask(trained_run, "--policy", tmp_path / "fresh")["all"] == plain["all"]
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(0))
     model.save_pretrained(tmp_path / "learned")
-    assert ask(main, trained_run, "--policy", tmp_path / "learned")[0]["all"] != plain["all"]
+    assert ask(trained_run, "--policy", tmp_path / "learned")["all"] != plain["all"]
     shape = {"hidden": 8, "layers": 1, "reads": 1}
     guided = GuidedForCausalLM.with_side_network(load_policy(trained_run.parent / "policy")[0], **shape)
     guided.save_pretrained(tmp_path / "guided")
     tokenizer.save_pretrained(tmp_path / "guided")
-    assert ask(main, trained_run, "--policy", tmp_path / "guided")[0]["all"] == plain["all"]
+    assert ask(trained_run, "--policy", tmp_path / "guided")["all"] == plain["all"]
 
 
 @pytest.mark.parametrize(
@@ -131,31 +118,19 @@ def test_policies_from_elsewhere_are_served(main: Any, trained_run: Path, tmp_pa
         (["--engine-url", "http://127.0.0.1:9/?api_key=x"], 2, "--engine-url: a URL must not contain api_key"),
     ],
 )
-def test_what_cannot_be_answered_is_said_in_one_sentence(
-    main: Any, trained_run: Path, words: list[str], code: int, said: str
-) -> None:
+def test_what_cannot_be_answered_is_one_sentence(trained_run: Path, words: list[str], code: int, said: str) -> None:
     """With the exit code of its kind, and nothing on standard output."""
-    found, out, err = main("generate", trained_run, "--prompt", "Hello", *words)
-    assert (found, out) == (code, "")
-    assert said in err
-    assert err.count("\n") == 1
+    assert said in micro.refusal("generate", trained_run, "--prompt", "Hello", *words, code=code)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("absent.txt", None, "absent.txt: No such file"),
-        ("empty.txt", "\n", "empty.txt has no prompts; write one per line"),
-        ("odd.jsonl", '{"text": "Hello"}\n', "odd.jsonl line 1: column prompt is missing"),
-    ],
-)
-def test_files_without_prompts_are_refused(
-    main: Any, trained_run: Path, tmp_path: Path, name: str, content: str | None, said: str
-) -> None:
+def test_files_without_prompts_are_refused(trained_run: Path, tmp_path: Path) -> None:
     """An absent one, an empty one, a table without the column; and a folder that is no run's."""
-    if content:
-        (tmp_path / name).write_text(content)
-    code, _, err = main("generate", trained_run, "--input", tmp_path / name)
-    assert (code, said in err) == (3, True)
-    code, _, err = main("generate", tmp_path, "--prompt", "Hello")
-    assert (code, "is not a run directory" in err) == (2, True)
+    (tmp_path / "empty.txt").write_text("\n")
+    written(tmp_path / "odd.jsonl", [{"text": "Hello"}])
+    for name, said in (
+        ("absent.txt", ": No such file"),
+        ("empty.txt", " has no prompts; write one per line"),
+        ("odd.jsonl", " line 1: column prompt is missing"),
+    ):
+        assert f"{name}{said}" in micro.refusal("generate", trained_run, "--input", tmp_path / name, code=3)
+    assert "is not a run directory" in micro.refusal("generate", tmp_path, "--prompt", "Hello")

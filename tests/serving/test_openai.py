@@ -29,9 +29,8 @@ def library(run: Path, text: str, procedure: str, *, seed: int, choice: int = 0)
     async def answer() -> Answer:
         served = policy(run)
         async with served.working():
-            (one,) = served.asked(
-                [{"role": "user", "content": text}], parse_procedure(procedure), Sampling(12, seed), choices=[choice]
-            )
+            turn, how = {"role": "user", "content": text}, parse_procedure(procedure)
+            (one,) = served.asked([turn], how, Sampling(12, seed), choices=[choice])
             return await served.answer(one)
 
     return asyncio.run(answer())
@@ -101,10 +100,7 @@ def test_rewinding_stops_at_the_first_draw_that_passes(client: OpenAI) -> None:
         assert about["served"] == about["draws"] - 1
         taken.append(about["rewards"])
     failed = [reward for rewards in taken for reward in rewards[:-1]]
-    passed = [rewards[-1] for rewards in taken if len(rewards) < 6]
-    assert failed
-    assert passed
-    assert max(failed) < min(passed)
+    assert max(failed) < min(rewards[-1] for rewards in taken if len(rewards) < 6)
 
 
 def test_what_is_longer_is_cut_and_what_may_be_longer_is_not(client: OpenAI) -> None:
@@ -116,9 +112,8 @@ def test_what_is_longer_is_cut_and_what_may_be_longer_is_not(client: OpenAI) -> 
     assert whole.choices == more.choices
     assert cut.usage.completion_tokens == 3
     assert cut.choices[0].finish_reason == "length"
-    assert whole.choices[0].message.content.startswith(
-        cut.choices[0].message.content.rstrip("\N{REPLACEMENT CHARACTER}")
-    )
+    beginning = cut.choices[0].message.content.rstrip("\N{REPLACEMENT CHARACTER}")
+    assert whole.choices[0].message.content.startswith(beginning)
 
 
 def test_what_asks_for_nothing_is_no_reason_to_refuse(client: OpenAI) -> None:
@@ -127,9 +122,7 @@ def test_what_asks_for_nothing_is_no_reason_to_refuse(client: OpenAI) -> None:
     defaults = {"temperature": 1.0, "top_p": 1, "frequency_penalty": 0, "stop": None, "user": "me", "logprobs": False}
     defaults |= {"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": True}
     parts = [{"type": "text", "text": part} for part in (PROMPT[:4], PROMPT[4:])]
-    found = client.chat.completions.create(
-        **asked(seed=1, **defaults) | {"messages": [{"role": "user", "content": parts}]}
-    )
+    found = client.chat.completions.create(**asked(parts, seed=1, **defaults))
     assert found.choices == plain.choices
 
 

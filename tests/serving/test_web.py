@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,6 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from infalign.core.errors import ConfigError
-from infalign.models.scratch import train_tokenizer
-from infalign.models.settings import Scratch
 from infalign.sampling.engine import Prompt, Sampling, Vocabulary
 from infalign.sampling.server import ServerEngine
 from infalign.serving.draws import RemoteDraws
@@ -50,14 +49,6 @@ REWARD = {"response": "No.", "label": {"prompt": ANSWER["messages"], "reference_
 SECRET = {"Authorization": "Bearer secret"}
 
 
-def is_up(url: str) -> bool:
-    """Return whether a server answers."""
-    try:
-        return httpx2.get(url).is_success
-    except httpx2.TransportError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("command", "options", "path", "body", "said"),
     [
@@ -77,8 +68,11 @@ def test_a_command_serves_others_only_with_a_token(
     process = subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
-        while not is_up(f"{url}/health"):
+        answered = False
+        while not answered:
             assert process.poll() is None
+            with suppress(httpx2.TransportError):
+                answered = httpx2.get(f"{url}/health").is_success
             time.sleep(0.1)
         for headers, status in (({}, 401), ({"Authorization": "Bearer wrong"}, 401), (SECRET, 200)):
             assert httpx2.post(f"{url}/{path}", json=body, headers=headers, timeout=60).status_code == status
@@ -104,9 +98,8 @@ def test_a_page_that_is_rebound_to_this_machine_is_refused_without_a_token(token
     app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("done"))])
     with listening(for_this_machine(app, token)) as url:
         port = url.rpartition(":")[2]
-        hosts = {f"{name}:{port}": 200 for name in ("127.0.0.1", "localhost", "LOCALHOST", "[::1]")} | {
-            "localhost": 200
-        }
+        known = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "LOCALHOST", "[::1]")]
+        hosts = dict.fromkeys([*known, "localhost"], 200)
         hosts |= dict.fromkeys([f"evil.example:{port}", "127.0.0.1.evil.example", ""], 200 if token else 400)
         assert {host: httpx2.get(url, headers={"Host": host}).status_code for host in hosts} == hosts
 
@@ -141,7 +134,6 @@ def test_a_stopped_server_ends_whatever_hangs(work: str, answered: bool, code: i
     port = free_port()
     command = [sys.executable, "-c", SLOW.replace("WORK", work), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdout is not None
         while True:
             try:
                 client = socket.create_connection(("127.0.0.1", port))
@@ -158,7 +150,7 @@ def test_a_stopped_server_ends_whatever_hangs(work: str, answered: bool, code: i
 
 def test_draws_that_nobody_waits_for_end_their_request() -> None:
     """The engine's connection is closed when the task is cancelled, so that nothing is waited for at the end."""
-    tokenizer = train_tokenizer(["a text"], Scratch())
+    tokenizer = micro.tokenizer()
 
     async def cancelled() -> int:
         connected: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
