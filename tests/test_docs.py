@@ -77,12 +77,8 @@ def test_the_commands_run(command: str, main: Any, tmp_path: Path, monkeypatch: 
     assert main(*command.split())[0] == 0
 
 
-@pytest.mark.parametrize(
-    "command", re.findall(r"^infalign (pass-at-k tests/logs/.*)", PAGES["measure.md"], re.MULTILINE)
-)
-def test_the_logs_of_other_tools_are_measured_as_the_page_says(
-    command: str, main: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("command", re.findall(r"(?m)^infalign (pass-at-k tests/logs/.*)", PAGES["measure.md"]))
+def test_logs_are_measured_as_the_page_says(command: str, main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command prints a table of 80 characters; that of inspect_ai asks for its package where it is absent."""
     monkeypatch.chdir(ROOT)
     code, out, err = main(*shlex.split(command))
@@ -102,9 +98,7 @@ def test_the_commands_of_the_pages_are_understood(command: str) -> None:
 
 
 @pytest.mark.parametrize("rollouts", [pytest.param(k, marks=[pytest.mark.slow] * (k != 100)) for k in ROLLOUTS])
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=[pytest.mark.slow] * (row[:2] not in QUICK)) for row in rows()]
-)
+@pytest.mark.parametrize("row", [pytest.param(r, marks=[pytest.mark.slow] * (r[:2] not in QUICK)) for r in rows()])
 def test_the_table_says_what_choose_says(row: list[str], rollouts: int) -> None:
     """Every cell is what ranking the transformations gives; those of exp:±10 and identity are for K = 100."""
     best, *others = computed(*row[:2], rollouts)
@@ -123,11 +117,8 @@ def test_the_sentences_of_troubleshooting_are_those_of_the_code() -> None:
     assert [part for said in sentences for part in said.split("…") if part.strip() not in code] == []
 
 
-DOCUMENTS = [
-    file.relative_to(ROOT)
-    for folder, kind in (("docs", "*.md"), ("docs", "*.ipynb"), ("benchmarks", "*.md"))
-    for file in sorted((ROOT / folder).rglob(kind))
-]
+PATTERNS = ("docs/**/*.md", "docs/**/*.ipynb", "benchmarks/**/*.md")
+DOCUMENTS = [file.relative_to(ROOT) for pattern in PATTERNS for file in sorted(ROOT.glob(pattern))]
 
 
 def test_readme_and_guide_begin_with_the_same_valid_recipe(tmp_path: Path) -> None:
@@ -168,9 +159,7 @@ def test_every_page_of_the_site_is_in_its_navigation(tmp_path: Path) -> None:
 def test_every_result_is_listed_with_its_question_and_newest_date() -> None:
     """A page begins with its question and conclusion, and has the date that the list has, and none that is newer."""
     folder = ROOT / "benchmarks" / "results"
-    listed = re.findall(
-        r"^\| \[(.+)\]\((.+)\) \| .+ \| (\S+) \|$", (folder / "README.md").read_text("utf-8"), re.MULTILINE
-    )
+    listed = re.findall(r"(?m)^\| \[(.+)\]\((.+)\) \| .+ \| (\S+) \|$", (folder / "README.md").read_text("utf-8"))
     assert {name for _, name, _ in listed} == {path.name for path in folder.glob("*.md")} - {"README.md"}
     for question, name, date in listed:
         text = (folder / name).read_text(encoding="utf-8")

@@ -39,7 +39,6 @@ from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.rewards.base import score
 from infalign.theory.curve import parse_transform_or_optimum
 
-FEW = 25
 RECIPES = [found.path for found in built_in()]
 SIGNS = [b'"', b"\0", b"\r", b"\xef\xbb\xbf"]
 SOURCES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
@@ -234,8 +233,7 @@ def fuzz(target: Target, folder: Path, *, new: bool) -> None:
     """Try a few inputs; each has 5 seconds of the processor."""
 
     @settings(
-        max_examples=FEW,
-        deadline=None,
+        max_examples=25,
         derandomize=not new,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -251,16 +249,11 @@ def fuzz(target: Target, folder: Path, *, new: bool) -> None:
     attempt()
 
 
+@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.fuzz)], ids=["known", "new"])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_few_inputs_of_every_kind_raise_only_our_errors(target: Target, tmp_path: Path) -> None:
-    """Whatever comes in is taken or refused by an InfalignError, in no time."""
-    fuzz(target, tmp_path, new=False)
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_new_inputs_of_every_kind_raise_only_our_errors(target: Target, tmp_path: Path) -> None:
-    """For FUZZ_MINUTES, which all kinds share: the same."""
-    end = time.monotonic() + 60 * float(os.environ["FUZZ_MINUTES"]) / len(TARGETS)
+def test_inputs_of_every_kind_raise_only_our_errors(target: Target, new: bool, tmp_path: Path) -> None:
+    """Whatever comes in is taken or refused by an InfalignError, in no time; new inputs for a share of FUZZ_MINUTES."""
+    end = time.monotonic() + (60 * float(os.environ["FUZZ_MINUTES"]) / len(TARGETS) if new else 0)
+    fuzz(target, tmp_path, new=new)
     while time.monotonic() < end:
-        fuzz(target, tmp_path, new=True)
+        fuzz(target, tmp_path, new=new)

@@ -105,11 +105,8 @@ def test_blocks_of_rollouts_are_whatever_shards_they_lie_in(tmp_path: Path) -> N
     assert list(rollouts.values("text")) == expected
     tables = list(rollouts.tables(["text"]))
     assert [table.num_rows for table in tables[:-1]] == [64] * (len(tables) - 1)
-    assert (
-        pa.concat_tables(tables)["text"].to_pylist()
-        == read_rollouts(tmp_path, order, 4)["text"].to_pylist()
-        == expected
-    )
+    assert pa.concat_tables(tables)["text"].to_pylist() == expected
+    assert read_rollouts(tmp_path, order, 4)["text"].to_pylist() == expected
 
 
 def test_a_shard_of_rewards_is_bounded_by_its_responses(tmp_path: Path) -> None:
@@ -172,16 +169,13 @@ class LeavesPieces(Trainer):
     """Fine-tuning that leaves pieces at its last step, or in its last evaluation."""
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """Return the model's loss."""
         if self.state.global_step + model.training == self.state.max_steps:
             self.pieces = Pieces()
         return super().compute_loss(model, inputs, *arguments, **options)
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
-def test_a_training_gives_back_what_its_steps_freed(
-    evaluated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_gives_back_what_it_freed(evaluated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only when it is over; and so does an evaluation."""
     monkeypatch.setattr(TrimHeap, "SECONDS", 0.0)
     case = enumerable.enumerable(tmp_path / "reference")

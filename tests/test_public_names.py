@@ -25,9 +25,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in infalign.__all__ if name != "run"])  # steps/test_whole_run.py has it
-def test_the_example_of_a_public_name_runs(
-    name: str, names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_a_name_runs(name: str, names: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each docstring has an example, which needs nothing but the public names, NumPy and a model."""
     monkeypatch.chdir(tmp_path)
     (found,) = doctest.DocTestFinder(recurse=False).find(names[name], name, globs=names | {"np": np})
