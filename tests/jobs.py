@@ -2,19 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import enumerable
 from enumerable import Enumerable
+from micro import silent as quiet
 from online_solvers import COPIES, K, references, rewarded
+from rows import user
 
 from infalign.models.tokenizers import load_tokenizer
 from infalign.training.on_policy_trainer import Problem
 from infalign.training.output_folder import Job
-
-
-def quiet(done: int, total: int, note: str) -> None:
-    """Report to nobody."""
 
 
 def job_in(folder: Path, on_progress: Callable[[int, int, str], None] = quiet, seed: int = 0) -> Job:
@@ -25,8 +22,6 @@ def job_in(folder: Path, on_progress: Callable[[int, int, str], None] = quiet, s
 def problem(case: Enumerable) -> Problem:
     """Return the problem that `fit_online` makes of the prompts."""
     pairs = zip(enumerable.PROMPTS, references(case, K), strict=True)
-    rows: list[dict[str, Any]] = [
-        {"prompt": [{"role": "user", "content": prompt}], "reference_rewards": rewards} for prompt, rewards in pairs
-    ]
+    rows = [{"prompt": [user(prompt)], "reference_rewards": rewards} for prompt, rewards in pairs]
     tokenizer = load_tokenizer(str(case.folder), padding_side="left")
     return Problem(str(case.folder), tokenizer, rows * COPIES, rewarded(case), max_new_tokens=2)

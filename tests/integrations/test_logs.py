@@ -38,13 +38,6 @@ def samples_of(task: str) -> Path:
     return path
 
 
-def read(path: Path, **options: Any) -> Log:
-    """Return a log that some reader knows."""
-    log = read_log(path, **options)
-    assert log is not None
-    return log
-
-
 def by_prompt(log: Log) -> dict[str, dict[str, list[float]]]:
     """Return the rewards that there are, of each prompt of each model."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -66,7 +59,7 @@ def metric(rewards: dict[str, list[float]], name: str) -> float:
 def test_epochs_of_inspect_give_its_accuracy_and_its_pass_at_2(file: str, scorer: str) -> None:
     """Both formats; an epoch that failed has an error and no reward, and counts in neither number."""
     own = numbers("inspect_ai")[Path(file).stem]
-    log = read(HERE / "inspect_ai" / file, score=scorer)
+    log = read_log(HERE / "inspect_ai" / file, score=scorer)
     ((model, rewards),) = by_prompt(log).items()
     assert model == f"mockllm/{Path(file).stem.rpartition('-')[2]}"
     assert metric(rewards, "avg@1") == pytest.approx(own[f"{scorer}/mean"])
@@ -82,7 +75,7 @@ def test_a_folder_of_inspect_logs_has_both_models_on_the_same_prompts(tmp_path: 
     for log in (HERE / "inspect_ai").glob("*.eval"):
         shutil.copy(log, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    log = read(tmp_path, score="match")
+    log = read_log(tmp_path, score="match")
     strong, weak = (by_prompt(log)[f"mockllm/{name}"] for name in ("strong", "weak"))
     assert strong.keys() >= weak.keys()
     assert log.notes == (f"1 of the files in {tmp_path} are no logs and are ignored, such as notes.txt",)
@@ -140,7 +133,7 @@ def test_a_log_of_inspect_names_the_package_that_reads_it() -> None:
 )
 def test_samples_of_lm_eval_give_its_metrics(task: str, score: str, scored: int) -> None:
     """Where responses repeat, its metric is that of the first; the others have no reward, and a note says so."""
-    log = read(samples_of(task), score=score)
+    log = read_log(samples_of(task), score=score)
     assert by_prompt(log).keys() == {"lucky-1b"}
     assert metric(by_prompt(log)["lucky-1b"], "avg@1") == pytest.approx(numbers("lm_eval")[task][score])
     assert log.rows.num_rows == 6 * scored
@@ -149,15 +142,15 @@ def test_samples_of_lm_eval_give_its_metrics(task: str, score: str, scored: int)
 
 def test_a_majority_of_lm_eval_is_the_reward_of_no_response() -> None:
     """Its score of .83 is no sample's."""
-    log = read(samples_of("sums_two_filters"), score="majority")
+    log = read_log(samples_of("sums_two_filters"), score="majority")
     assert log.rows["reward"].null_count == log.rows.num_rows
     assert "no single one of the 4" in log.notes[-1]
 
 
 def test_accuracy_of_lm_eval_is_taken_where_none_is_named() -> None:
     """And the other metric is named."""
-    log = read(samples_of("choices"))
-    assert log.rows["reward"].to_pylist() == read(samples_of("choices"), score="acc").rows["reward"].to_pylist()
+    log = read_log(samples_of("choices"))
+    assert log.rows["reward"].to_pylist() == read_log(samples_of("choices"), score="acc").rows["reward"].to_pylist()
     assert log.notes == ("choices: the reward is acc,none; not used: acc_norm,none",)
 
 
@@ -168,7 +161,7 @@ def exact(responses: Sequence[str], answer: Sequence[str]) -> list[float]:
 
 def test_a_checker_scores_every_response_of_lm_eval() -> None:
     """It takes the fields of the document by name, and the note counts where it agrees with lm-eval: always here."""
-    log = read(samples_of("sums"), check=exact)
+    log = read_log(samples_of("sums"), check=exact)
     rewards = np.reshape(log.rows["reward"].to_pylist(), (6, 4))
     assert rewards[:, 0].mean() == numbers("lm_eval")["sums"]["exact_match,none"]
     assert log.notes[-1] == "exact scores 24 texts in place of the log; of its own 6 scores 6 are the same"
@@ -178,7 +171,7 @@ def test_a_checker_scores_every_response_of_lm_eval() -> None:
 @pytest.mark.parametrize("name", ["acc", "reward"])
 def test_dumps_of_verl_give_its_mean_of_each_step(name: str) -> None:
     """Each step is a model, and equal inputs are one prompt."""
-    log = read(VALIDATION, score=name)
+    log = read_log(VALIDATION, score=name)
     for step, own in numbers("verl").items():
         rewards = by_prompt(log)[f"validation step {step}"]
         assert [len(row) for row in rewards.values()] == [4, 4, 4]
@@ -188,7 +181,7 @@ def test_dumps_of_verl_give_its_mean_of_each_step(name: str) -> None:
 
 def test_pass_at_4_is_what_verl_calls_best_at_4_without_its_bias() -> None:
     """One of four right counts as 1 − (3/4)⁴ = .684 there, since it draws four with replacement; here as 1."""
-    rewards = by_prompt(read(VALIDATION, score="acc"))["validation step 0"]
+    rewards = by_prompt(read_log(VALIDATION, score="acc"))["validation step 0"]
     assert [sum(row) for row in rewards.values()] == [1, 0, 3]
     assert metric(rewards, "pass@4") == pytest.approx(2 / 3)
     with_replacement = np.mean([1 - (1 - np.mean(row)) ** 4 for row in rewards.values()])
@@ -198,7 +191,7 @@ def test_pass_at_4_is_what_verl_calls_best_at_4_without_its_bias() -> None:
 @pytest.mark.parametrize("function", ["vowels", "short"])
 def test_completions_of_trl_give_the_mean_rewards_that_it_logs(function: str) -> None:
     """A function that returned None leaves a response without a reward."""
-    found = by_prompt(read(HERE / "trl" / "run", score=function))
+    found = by_prompt(read_log(HERE / "trl" / "run", score=function))
     for step, own in numbers("trl").items():
         rewards = [reward for row in found[f"run step {step}"].values() for reward in row]
         assert np.mean(rewards) == pytest.approx(own[function])
@@ -206,19 +199,19 @@ def test_completions_of_trl_give_the_mean_rewards_that_it_logs(function: str) ->
 
 def test_episodes_of_verifiers_give_its_rewards() -> None:
     """It gives a rollout that failed the reward 0; here it has an error and no reward."""
-    rows = read(TRACES).rows.to_pylist()
+    rows = read_log(TRACES).rows.to_pylist()
     own = numbers("verifiers")
     assert [row["reward"] for row in rows] == [None if each["error"] else each["reward"] for each in own]
     assert [row["error"] for row in rows if row["error"]] == ["the sandbox went away"]
     assert len({row["prompt"] for row in rows}) == 3
-    exact_only = read(TRACES, score="exact").rows["reward"].to_pylist()
+    exact_only = read_log(TRACES, score="exact").rows["reward"].to_pylist()
     assert exact_only == [None if row["reward"] is None else min(row["reward"], 1.0) for row in rows]
 
 
 @pytest.mark.parametrize("tests", ["base", "plus"])
 def test_results_of_evalplus_give_its_pass_at_1(tests: str) -> None:
     """A solution that never ends is wrong, as it is there."""
-    rewards = by_prompt(read(EVALPLUS, score=tests))["coder-1b"]
+    rewards = by_prompt(read_log(EVALPLUS, score=tests))["coder-1b"]
     assert metric(rewards, "pass@1") == pytest.approx(numbers("evalplus")[tests], abs=5e-4)  # it prints three digits
 
 
@@ -226,7 +219,7 @@ def test_results_of_evalplus_give_its_pass_at_1(tests: str) -> None:
 def test_attempts_of_garak_give_its_rate_of_success_and_its_hit_at_k(detector: str) -> None:
     """Also at a threshold of its own, .7 here, which its report does not hold."""
     own = numbers("garak")[detector]
-    rewards = by_prompt(read(GARAK, score=detector))["test.Lipsum"]
+    rewards = by_prompt(read_log(GARAK, score=detector))["test.Lipsum"]
     assert sum(map(sum, rewards.values())) == own["fails"]
     for k, hits in own["hit_at_k"].items():
         assert metric(rewards, f"pass@{k}") == pytest.approx(hits["score"])
@@ -276,9 +269,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("path", "options", "damage", "message"), DAMAGE)
-def test_a_log_that_cannot_be_read_whole_is_refused(
-    path: Path, options: dict[str, str], damage: Any, message: str, tmp_path: Path
-) -> None:
+def test_a_damaged_log_is_refused(path: Path, options: Any, damage: Any, message: str, tmp_path: Path) -> None:
     """Cut off, two runs in one file, another version's fields, no number, or one of several scores not named."""
     copy = tmp_path / path.name
     copy.write_bytes(damage(path))
@@ -300,7 +291,7 @@ def test_lm_evals_results_tell_how_many_documents_there_are(damage: Any, tmp_pat
 def test_a_score_that_is_nan_is_none(tmp_path: Path) -> None:
     """It is not 0, and whoever measures says what becomes of it."""
     (tmp_path / "0.jsonl").write_bytes(replaced('"score": 1.0', '"score": NaN')(VALIDATION / "0.jsonl"))
-    rewards = read(tmp_path).rows["reward"].to_pylist()
+    rewards = read_log(tmp_path).rows["reward"].to_pylist()
     assert rewards.count(None) == 4
     assert not any(reward is not None and math.isnan(reward) for reward in rewards)
 

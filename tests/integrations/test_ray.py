@@ -236,7 +236,6 @@ class Parrot(Engine):
     """An engine that says the number of each rollout."""
 
     def sample_together(self, draws: Any) -> list[Response]:
-        """Return a response of one token to each."""
         return [Response((index,), str(index), "length", 0.0) for _, index in draws]
 
 

@@ -63,6 +63,7 @@ def test_both_protocols_get_shaped_reward_and_reward(url: str) -> None:
         ({"response": "No.", "label": "bread"}, "must be a JSON object"),
         ({"response": "No.", "label": "[" * 200_000}, "must be a JSON object"),
         ({"response": "No.", "label": LABEL | {"columns": "[1]"}}, "columns must be a JSON object"),
+        ({"response": "No.", "label": LABEL | {"columns": "null"}}, "columns must be a JSON object"),
         ({"response": "No.", "label": LABEL | {"columns": '{"a": 1, "a": 2}'}}, "columns must be a JSON object"),
         ({"response": "a" * 1_000_001, "label": LABEL}, "1,000,001 characters"),
         ({"query": ["b" * 1_000_001], "prompts": ["b"], "labels": [LABEL]}, "1,000,001 characters"),
@@ -85,12 +86,13 @@ def test_a_bad_request_is_refused_with_the_reason(url: str, body: Any, said: str
     ("content", "status", "said"),
     [
         (b"{", 422, "not JSON that can be read"),
+        (b"[" * 100_000, 422, "not JSON that can be read"),
         (b'{"response": "\\ud800", "label": {}}', 422, "half a surrogate pair"),
         (b" " * (MAX_BYTES + 1), 413, "more than 64,000,000"),
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused(url: str, content: bytes, status: int, said: str) -> None:
-    """Broken, or without end."""
+    """Broken, nested without end, or without end itself."""
     found = httpx2.post(f"{url}/get_reward", content=content)
     assert (found.status_code, said in found.json()["error"]) == (status, True)
 

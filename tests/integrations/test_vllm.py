@@ -19,7 +19,6 @@ import httpx2
 import micro
 import numpy as np
 import psutil
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from listening import free_port, listening
@@ -141,16 +140,10 @@ def interrupted(words: list[str], ready: Callable[[int], bool], kill: Callable[[
     return said
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the rollouts of a folder."""
-    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
-    return pa.concat_tables(tables).to_pylist() if tables else []
-
-
 def check_logprobs(root: Path, model: str, dtype: str) -> None:
     """Compare vLLM's log-probabilities of all rollouts of a run with those of our pass."""
     layout = Layout(root)
-    rows, prompts = rows_of(layout.rollouts(0)), pq.read_table(layout.prompts("train")).to_pylist()
+    rows, prompts = micro.rollouts(layout.rollouts(0)), pq.read_table(layout.prompts("train")).to_pylist()
     asked = {row["prompt_id"]: row["token_ids"] for row in prompts}
     policy, _ = load_policy(model, device="cpu", dtype=dtype)
     responses = [row["token_ids"] for row in rows]
@@ -160,12 +153,10 @@ def check_logprobs(root: Path, model: str, dtype: str) -> None:
     assert apart.max() < TOLERANCE[dtype]
 
 
-def test_a_server_that_dies_loses_no_rollout_and_no_client(
-    recipe: str, smollm: str, servers: tuple[Vllm, Vllm]
-) -> None:
-    """The run ends after a minute and continues, a client is told and served later, log-probabilities are ours.
+def test_a_server_that_dies_loses_no_rollout_nor_client(recipe: str, smollm: str, servers: tuple[Vllm, Vllm]) -> None:
+    """The run ends after a minute and continues, also after wrong servers, each refused in seconds, and a full queue.
 
-    In between the run is given wrong servers, each refused in seconds, and in the end more requests than vLLM accepts.
+    A client is told and served later; log-probabilities are ours.
     """
     root, (draws, rewards) = Path(recipe).parent / "run", servers
     ask: dict[str, Any] = {"model": "reference", "messages": [{"role": "user", "content": PROMPT}]}
@@ -176,7 +167,7 @@ def test_a_server_that_dies_loses_no_rollout_and_no_client(
         words = ["run", recipe, "--until", "rollout"]
         said = interrupted(words, lambda _: draws.answered("/v1/completions") > before + 9, lambda _: draws.kill())
         assert f"{draws.url}/v1/completions did not answer for 60 s" in said
-        kept = rows_of(root / "rollouts" / "part-0")
+        kept = micro.rollouts(root / "rollouts" / "part-0")
         assert 8 * 4 <= len(kept) < 32 * 4
         with pytest.raises(APIStatusError, match="did not answer"):
             client.chat.completions.create(**ask)
@@ -195,7 +186,7 @@ def test_a_server_that_dies_loses_no_rollout_and_no_client(
         assert (found, message in said, time.monotonic() - started < 60) == (code, True, True), said
     found, _, said = micro.infalign(*words, "--set", "rollout.engine.in_flight=32")
     assert (found, said.count("requests wait for their turn")) == (0, 1), said
-    drawn = rows_of(root / "rollouts" / "part-0")
+    drawn = micro.rollouts(root / "rollouts" / "part-0")
     assert len(drawn) == 32 * 4
     assert all(row in drawn for row in kept)
     check_logprobs(root, smollm, "float32")
@@ -213,7 +204,7 @@ def test_vllm_scores_as_our_classifier_does(recipe: str, reward_model: Path, ser
     layout = Layout(root)
     prompts = pq.read_table(layout.prompts("train"))
     asked = dict(zip(prompts["prompt_id"].to_pylist(), prompts_of(prompts), strict=True))
-    rows = rows_of(layout.rollouts(0))
+    rows = micro.rollouts(layout.rollouts(0))
     conversations, texts = [asked[row["prompt_id"]] for row in rows], [row["text"] for row in rows]
     ours = ClassifierReward.load(str(reward_model), device="cpu")(conversations, texts)
     pooled = RemoteReward(f"{rewards.url}/pooling", load_tokenizer(reward_model))(conversations, texts)
@@ -254,12 +245,13 @@ def test_a_recipe_starts_vllm_for_each_model_that_it_draws_from(tmp_path: Path) 
 
     said = interrupted(["run", recipe, "--until", "rollout"], lambda _: any(drawn.glob("*.parquet")), kill)
     assert "the server started by rollout.engine.command ended with exit code -9" in said
-    kept = rows_of(drawn)
+    kept = micro.rollouts(drawn)
     assert 16 * 8 <= len(kept) < 64 * 8
     again = subprocess.run([micro.COMMAND, "run", recipe], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     starts = again.stderr.count("starting env, which may take minutes")
     assert starts == 3  # for more rollouts, and for the evaluation of the reference and the student
-    assert all(row in rows_of(drawn) for row in kept)
+    whole = micro.rollouts(drawn)
+    assert all(row in whole for row in kept)
     check_logprobs(root, str(root / "models" / "reference"), "bfloat16")
     assert (root / "report.html").is_file()

@@ -127,8 +127,8 @@ def test_a_larger_extent_keeps_what_is_there(tmp_path: Path) -> None:
     assert records(tmp_path)["count"]["summary"] == {"made": 2}
 
 
-def test_a_stopped_unit_is_continued_and_another_setting_starts_anew(tmp_path: Path) -> None:
-    """What the stopped attempt made is kept by the same units, and removed by units with other settings."""
+def test_a_stopped_unit_is_continued(tmp_path: Path) -> None:
+    """What the stopped attempt made is kept; steps/test_whole_run.py removes it for other settings."""
     (tmp_path / "stop").touch()
     with pytest.raises(DataError, match="stopped"):
         run(tmp_path, toys(tmp_path))

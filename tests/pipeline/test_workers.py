@@ -168,7 +168,6 @@ class SlowToHash:
         return SlowToHash, (self.folder,)
 
     def __call__(self, row: dict[str, int]) -> dict[str, int]:
-        """Return the row."""
         return row
 
 
