@@ -204,8 +204,8 @@ def test_a_dry_run_says_what_rows_lack(tmp_path: Path, most: int, said: str) -> 
     with pytest.raises(DataError, match=said):
         print_plan(recipe, Console(file=(shown := StringIO()), width=300))
     assert ": 99 prompts alone; other columns: loser, winner" in shown.getvalue()
-    written(tmp_path / "rows.jsonl", [{"prompt": "What is 1?", "chosen": "this"}])
-    with pytest.raises(DataError, match=r"rows\.jsonl line 1: column rejected is missing"):
+    written(tmp_path / "rows.jsonl", [*rows, {"prompt": "What is 1?", "chosen": "this"}])
+    with pytest.raises(DataError, match=r"rows\.jsonl line 100: column rejected is missing"):
         print_plan(recipe, Console(quiet=True))
 
 
