@@ -33,11 +33,11 @@ def test_the_wheel_has_the_recipes_and_runs_one(tmp_path: Path) -> None:
         assert f"{recipe.name}\n  {recipe.about}\n" in listed
         assert run("recipes", recipe.name) == recipe.path.read_text(encoding="utf-8")
     changes = [
-        "data.sources.0.sums=2000",
-        "rollout={prompts: 16, k: 6, max_new_tokens: 4}",
+        "data.sources.0.sums=8000",
+        "rollout={prompts: 64, k: 6, max_new_tokens: 4}",
         "evaluate={prompts: 6, samples: 8, max_n: 8, truth: reward}",
         "report_to=[]",
-        "allow_worthless=true",  # 96 rollouts are one batch of 128, and the only step has learning rate 0
+        "allow_worthless=true",  # 384 rollouts are one batch, and its only step has learning rate 0
     ]
     run("run", "demo", *(word for change in changes for word in ("--set", change)))
     assert (empty / "runs" / "demo" / "report.html").is_file()
