@@ -40,6 +40,12 @@ def recipe(tmp_path: Path, models: Path, **changes: Any) -> str:
     return micro.write(tmp_path / "recipe.yaml", micro.given(tmp_path / "run", str(models / "policy")) | changes)
 
 
+READS_A_LOG = f"""\
+import sys
+from pathlib import Path
+from infalign.integrations.logs import read_log
+read_log(Path("{Path(__file__).parent}/logs/verifiers/traces.jsonl"))
+"""
 COMMAND_LINE = """\
 import sys
 sys.argv = 'infalign {}'.split()
@@ -57,10 +63,12 @@ except SystemExit as stopped: assert not stopped.code
         (COMMAND_LINE.format("run demo --dry-run"), {"scipy.stats"}),
         ("import sys, infalign\n", {"numpy"}),
         ("import sys, infalign\n[getattr(infalign, name) for name in [*infalign.__all__, '__version__']]\n", set()),
+        ("import sys, infalign\ninfalign.pass_at_k([[0, 1], [1, 1]], 2)\n", {"scipy.optimize", "pandas", "rich"}),
+        (READS_A_LOG, {"scipy", "inspect_ai", "lm_eval"}),
     ],
 )
-def test_what_computes_nothing_loads_no_heavy_library(program: str, more: set[str], tmp_path: Path) -> None:
-    """``infalign --help`` and ``import infalign`` answer before NumPy, public names before torch could be imported."""
+def test_nothing_loads_a_heavy_library_that_it_does_not_use(program: str, more: set[str], tmp_path: Path) -> None:
+    """``--help`` answers before NumPy can be imported, pass@k before SciPy's optimizers, public names before torch."""
     check = f"loaded = {HEAVY | more} & sys.modules.keys()\nassert not loaded, loaded"
     subprocess.run([sys.executable, "-c", program + check], check=True, stdout=subprocess.DEVNULL, cwd=tmp_path)
 

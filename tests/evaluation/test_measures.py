@@ -1,7 +1,5 @@
 """Tables of rewards of any shape are read as their owner means them, and measured by model and by pairs of models."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import combinations
 from math import comb
@@ -307,13 +305,6 @@ def test_numbers_that_mean_nothing_are_refused(rewards: Any, threshold: float | 
         pass_at_k(rewards, 1, threshold=threshold)
     with pytest.raises(DataError, match="an answer, or None, for each reward"):
         RewardTable.of(RAGGED, [[1]])
-
-
-def test_pass_at_k_is_imported_without_what_it_does_not_use() -> None:
-    """SciPy's optimizers, pandas, rich and torch would take longer than the measurement; so would they for a CSV."""
-    code = "import sys, infalign; infalign.pass_at_k([[0, 1], [1, 1]], 2); infalign.read_rewards; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"scipy.optimize", "pandas", "rich", "torch"} & set(loaded)
 
 
 def test_a_table_that_a_dictionary_shrinks_is_read(tmp_path: Path) -> None:

@@ -183,10 +183,6 @@ def test_what_cannot_be_compared_is_refused(model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="differs from the reference's"):
         evaluate(other, PROMPTS, len, reference=model)
     with pytest.raises(DataError, match="best-of-8"):
-        evaluate(model, PROMPTS, _letters, "best-of-8", reference=model, samples=4, max_new_tokens=2)
+        evaluate(model, PROMPTS, lambda responses: [1.0] * len(responses), "best-of-8", reference=model, samples=4)
     with pytest.raises(DataError, match="returned None for every prompt"):
         evaluate(model, PROMPTS, lambda responses: [None] * len(responses), reference=model, samples=2)
-
-
-def _letters(responses: list[str]) -> list[float]:
-    return [float(len(text)) for text in responses]
