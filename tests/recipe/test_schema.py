@@ -3,7 +3,8 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+
+from micro import answer, refusal
 
 from infalign.recipe.schema import all_keys, json_schema, reference
 
@@ -23,20 +24,17 @@ def test_every_key_has_a_meaning_and_a_type_in_words() -> None:
         assert not any(sign in key.type for sign in ("[", "<class", "typing", "Optional")), key
 
 
-def test_explain_says_type_default_and_meaning_of_what_contains_a_word(main: Any) -> None:
+def test_explain_says_type_default_and_meaning_of_what_contains_a_word() -> None:
     """Each key is three lines; a word that no key contains is exit code 2 and one sentence with the nearest."""
-    code, out, _ = main("recipes", "--explain", "kl_budget")
-    assert code == 0
-    assert out == (
+    assert answer("recipes", "--explain", "kl_budget") == (
         "policies.NAME.kl_budget\n"
         "  number ≥ 1e-20; default none; of qrpo, resample, ipo, rloo, ppo, grpo, maxk, bond\n"
         "  nats per response; β follows from theory\n"
     )
-    _, out, _ = main("recipes", "--explain", "data.sources.N.hub.")
+    out = answer("recipes", "--explain", "data.sources.N.hub.")
     names = ("id", "config", "split", "revision", "data_dir", "data_files")
     assert re.findall(r"^\S+$", out, re.MULTILINE) == [f"data.sources.N.hub.{name}" for name in names]
-    assert main("recipes", "--explain", "policies.aware.kl_budget")[1] == main("recipes", "--explain", "kl_budget")[1]
-    assert main("recipes", "--explain", "data.sources.0.hub.id")[1].startswith("data.sources.N.hub.id\n")
+    assert answer("recipes", "--explain", "policies.aware.kl_budget") == answer("recipes", "--explain", "kl_budget")
+    assert answer("recipes", "--explain", "data.sources.0.hub.id").startswith("data.sources.N.hub.id\n")
     for key, said in (("policies.aware.kl_budgt", "did you mean kl_budget?"), ("zzz", "docs/keys.md lists all keys")):
-        code, out, err = main("recipes", "--explain", key)
-        assert (code, out, err) == (2, "", f"infalign: no recipe key contains {key}; {said}\n")
+        assert refusal("recipes", "--explain", key) == f"infalign: no recipe key contains {key}; {said}\n"

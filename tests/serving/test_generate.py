@@ -58,7 +58,7 @@ def test_prompts_come_from_everywhere(trained_run: Path, tmp_path: Path, monkeyp
     assert found[0]["answer"] != found[2]["answer"]
 
 
-def test_a_checker_or_a_vote_chooses_the_answer(main: Any, trained_run: Path, tmp_path: Path) -> None:
+def test_a_checker_or_a_vote_chooses_the_answer(trained_run: Path, tmp_path: Path) -> None:
     """A function in place of the run's reward gets the columns of the file; a vote is on what a function finds."""
     mine, table = tmp_path / "mine.py", [{"prompt": prompt, "answer": 2} for prompt in PROMPTS]
     check = "def check(responses, answer):\n    return [float(len(r) % a == 1) for r, a in zip(responses, answer)]\n"
@@ -71,10 +71,10 @@ def test_a_checker_or_a_vote_chooses_the_answer(main: Any, trained_run: Path, tm
         sizes = [len(draw["text"]) % 3 for draw in answer["all"]]
         assert (answer["draws"], answer["procedure"]) == (8, "majority-of-8")
         assert sizes.count(sizes[answer["served"]]) == max(map(sizes.count, sizes))
-    code, _, err = main("generate", trained_run, *words, "majority-of-8", "--answer", f"{mine}:none")
-    assert (code, f"answer function '{mine}:none': {mine} has no function none" in err) == (2, True)
-    code, _, err = main("generate", trained_run, "--prompt", PROMPTS[0], "--reward", f"{mine}:check")
-    assert (code, "needs the column answer, which is missing in every row" in err) == (3, True)
+    said = f"answer function '{mine}:none': {mine} has no function none"
+    assert said in micro.refusal("generate", trained_run, *words, "majority-of-8", "--answer", f"{mine}:none")
+    err = micro.refusal("generate", trained_run, "--prompt", PROMPTS[0], "--reward", f"{mine}:check", code=3)
+    assert "needs the column answer, which is missing in every row" in err
     assert "columns come from metadata or --input; majority-of-8 needs no reward" in err
 
 
