@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import micro
 import pytest
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
@@ -19,12 +18,6 @@ from infalign.models.pretrained import load_policy
 from infalign.rewards.classifier import ClassifierReward
 
 HELLO = [{"role": "user", "content": "Hello"}]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A policy's folder."""
-    return micro.write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(autouse=True)
@@ -45,28 +38,28 @@ def adapt(base: str, folder: Path, task: TaskType = TaskType.CAUSAL_LM, **settin
 
 
 @pytest.fixture
-def adapter(policy: str, tmp_path: Path) -> Path:
-    """The folder of an adapter of the policy."""
-    adapt(policy, tmp_path / "adapter")
+def adapter(model: str, tmp_path: Path) -> Path:
+    """The folder of an adapter of the model."""
+    adapt(model, tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
-def test_a_policy_is_its_base_with_the_adapter(policy: str, tmp_path: Path) -> None:
+def test_a_policy_is_its_base_with_the_adapter(model: str, tmp_path: Path) -> None:
     """The same logits; the tokenizer is the base's, as the adapter has none."""
-    adapted = adapt(policy, tmp_path / "adapter")
+    adapted = adapt(model, tmp_path / "adapter")
     merged, tokenizer = load_policy(convert(str(tmp_path / "adapter")))
     tokens = torch.arange(3, 43)[None]
     with torch.no_grad():
         torch.testing.assert_close(merged(tokens).logits, adapted(tokens).logits)
-    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(policy).get_vocab()
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that the embedding is tied
 @pytest.mark.parametrize("ends", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids=" ".join)
 @pytest.mark.parametrize("tied", [False, True], ids=["two adapters", "ensure_weight_tying"])
-def test_tied_embeddings_are_adapted_each_for_itself(policy: str, tmp_path: Path, ends: list[str], tied: bool) -> None:
+def test_tied_embeddings_are_adapted_each_for_itself(model: str, tmp_path: Path, ends: list[str], tied: bool) -> None:
     """The merged model has the adapted one's logits; peft merges both into the one weight."""
-    adapted = adapt(policy, tmp_path / "adapter", target_modules=ends, ensure_weight_tying=tied)
+    adapted = adapt(model, tmp_path / "adapter", target_modules=ends, ensure_weight_tying=tied)
     assert adapted.config.tie_word_embeddings
     merged, _ = load_policy(convert(str(tmp_path / "adapter")))
     tokens = torch.arange(3, 43)[None]
@@ -76,17 +69,17 @@ def test_tied_embeddings_are_adapted_each_for_itself(policy: str, tmp_path: Path
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that it saves the embedding, which is tied
 @pytest.mark.parametrize("kept", [None, ["embed_tokens", "lm_head"]], ids=["saved by peft", "modules_to_save"])
-def test_tokens_that_an_adapter_adds_are_there(policy: str, tmp_path: Path, kept: list[str] | None) -> None:
+def test_tokens_that_an_adapter_adds_are_there(model: str, tmp_path: Path, kept: list[str] | None) -> None:
     """The base is resized to the adapter's tokenizer, as peft's own loader does."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    larger, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     tokenizer.add_tokens(["<think>", "</think>"])
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    larger.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=kept, init_lora_weights=False)
-    adapted = get_peft_model(model, config).eval()
+    adapted = get_peft_model(larger, config).eval()
     for folder in (adapted, tokenizer):
         folder.save_pretrained(tmp_path / "adapter")
     about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert about["base_model_name_or_path"] == policy
+    assert about["base_model_name_or_path"] == model
     merged, found = load_policy(convert(str(tmp_path / "adapter")))
     assert found.get_vocab() == tokenizer.get_vocab()
     tokens = torch.arange(len(tokenizer) - 40, len(tokenizer))[None]
@@ -94,18 +87,18 @@ def test_tokens_that_an_adapter_adds_are_there(policy: str, tmp_path: Path, kept
         torch.testing.assert_close(merged(tokens).logits, adapted(tokens).logits)
 
 
-def test_a_reward_is_its_base_with_the_adapter_and_the_adapters_head(policy: str, tmp_path: Path) -> None:
+def test_a_reward_is_its_base_with_the_adapter_and_the_adapters_head(model: str, tmp_path: Path) -> None:
     """The same outputs as of the adapted classifier."""
-    adapted = adapt(policy, tmp_path / "adapter", TaskType.SEQ_CLS)
+    adapted = adapt(model, tmp_path / "adapter", TaskType.SEQ_CLS)
     found = ClassifierReward.load(tmp_path / "adapter")
     texts = ["Fine.", "Where is it?"]
-    expected = ClassifierReward(adapted.merge_and_unload(), AutoTokenizer.from_pretrained(policy))([HELLO] * 2, texts)
+    expected = ClassifierReward(adapted.merge_and_unload(), AutoTokenizer.from_pretrained(model))([HELLO] * 2, texts)
     assert found([HELLO] * 2, texts) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_head_that_nobody_trained_is_named(policy: str, tmp_path: Path) -> None:
+def test_a_head_that_nobody_trained_is_named(model: str, tmp_path: Path) -> None:
     """Neither base nor adapter has one: it would be random."""
-    adapt(policy, tmp_path / "adapter", TaskType.SEQ_CLS)
+    adapt(model, tmp_path / "adapter", TaskType.SEQ_CLS)
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     save_file({name: w for name, w in load_file(file).items() if "score" not in name}, file)
     with pytest.raises(ConfigError, match=r"LoRA adapter .* it lacks weights .*score\.weight"):
@@ -139,9 +132,9 @@ def test_another_kind_and_a_base_that_is_absent_are_refused(adapter: Path, chang
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: that it cannot be merged
-def test_an_adapter_that_cannot_be_merged_is_named(policy: str, tmp_path: Path) -> None:
+def test_an_adapter_that_cannot_be_merged_is_named(model: str, tmp_path: Path) -> None:
     """As one with biases of its own on layers without."""
-    adapt(policy, tmp_path / "adapter", lora_bias=True)
+    adapt(model, tmp_path / "adapter", lora_bias=True)
     with pytest.raises(ConfigError, match=r"cannot merge the LoRA adapter .*/adapter into .*lora_bias=True"):
         convert(str(tmp_path / "adapter"))
 
@@ -153,18 +146,18 @@ def test_where_a_whole_model_is_needed_an_adapter_is_called_one(adapter: Path) -
 
 
 @pytest.mark.parametrize("config", ["[]", '{"peft_type": "LORA", "r": "x"}'])
-def test_what_is_no_adapter_is_named(config: str, policy: str, tmp_path: Path) -> None:
+def test_what_is_no_adapter_is_named(config: str, model: str, tmp_path: Path) -> None:
     """Whatever peft raises of it."""
     (tmp_path / "adapter_config.json").write_text(config)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"cut")
     with pytest.raises(ConfigError, match="cannot merge"):
-        merge_adapter(load_policy(policy)[0], tmp_path)
+        merge_adapter(load_policy(model)[0], tmp_path)
 
 
-def test_an_adapter_is_converted_anew_for_another_base(adapter: Path, policy: str, tmp_path: Path) -> None:
+def test_an_adapter_is_converted_anew_for_another_base(adapter: Path, model: str, tmp_path: Path) -> None:
     """The base is part of the content."""
     first = convert(str(adapter))
-    base = Path(shutil.copytree(policy, tmp_path / "base"))
+    base = Path(shutil.copytree(model, tmp_path / "base"))
     weights = load_file(base / "model.safetensors")
     save_file({name: w * 2 for name, w in weights.items()}, base / "model.safetensors", {"format": "pt"})
     about = json.loads((adapter / "adapter_config.json").read_text())

@@ -32,33 +32,27 @@ SAYS = "Hi<|end|><|assistant|>Sure.<|pad|> <s> </s>"
 FIT = Fit(batch_size=2, max_length=192)
 
 
-@pytest.fixture(scope="module")
-def policy(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of a policy with that tokenizer."""
-    return micro.write_policy(tmp_path_factory.mktemp("policy"))
-
-
 @pytest.fixture
-def damaged(policy: str, tmp_path: Path) -> Path:
-    """Return a copy of the policy whose weights lack a part."""
-    folder = Path(shutil.copytree(policy, tmp_path / "damaged"))
+def damaged(model: str, tmp_path: Path) -> Path:
+    """Return a copy of the model whose weights lack a part."""
+    folder = Path(shutil.copytree(model, tmp_path / "damaged"))
     kept = {name: w for name, w in load_file(folder / "model.safetensors").items() if "q_proj" not in name}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def test_weights_that_are_not_there_are_not_drawn(policy: str, damaged: Path) -> None:
+def test_weights_that_are_not_there_are_not_drawn(model: str, damaged: Path) -> None:
     """Neither in the start of a reward model, but for its head, nor in a guide's trunk."""
-    assert load_classifier(policy).score.out_features == 1
+    assert load_classifier(model).score.out_features == 1
     with pytest.raises(ConfigError, match=r"start a reward model: it lacks weights .* model\.layers\.0\..*q_proj"):
         load_classifier(str(damaged))
     with pytest.raises(ConfigError, match=r"damaged cannot be the trunk of a guide: it lacks .*q_proj"):
-        add_network_guide(damaged, *load_policy(policy))
+        add_network_guide(damaged, *load_policy(model))
 
 
-def test_what_cannot_start_a_reward_model_is_named(policy: str, damaged: Path) -> None:
+def test_what_cannot_start_a_reward_model_is_named(model: str, damaged: Path) -> None:
     """A classifier with two outputs, and a file that was cut."""
-    config = AutoConfig.from_pretrained(policy, num_labels=2)
+    config = AutoConfig.from_pretrained(model, num_labels=2)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(damaged)
     with pytest.raises(ConfigError, match="damaged cannot start a reward model"):
         load_classifier(str(damaged))
@@ -113,22 +107,22 @@ def test_fine_tuning_sees_text(tokenizer: Any, tmp_path: Path, monkeypatch: pyte
     assert list(made[0].train_dataset["labels"]) == [[-100] * start + expected[start:]] * 2
 
 
-def test_rewards_see_text(tokenizer: Any, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_see_text(tokenizer: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's reward trainer trains on the ids that rewards are later computed from."""
     made = kept(supervised, supervised.RewardTrainer, monkeypatch)
     pairs = [([user(SAYS)], [reply(SAYS)], [reply("No.")])] * 2
-    supervised.fit_reward_model(policy, tokenizer, pairs, pairs, FIT, job_in(tmp_path))
+    supervised.fit_reward_model(model, tokenizer, pairs, pairs, FIT, job_in(tmp_path))
     for column, text in (("chosen_ids", SAYS), ("rejected_ids", "No.")):
         expected = conversation_ids(tokenizer, [[user(SAYS), reply(text)]])[0]
         assert list(made[0].train_dataset[column]) == [expected] * 2
 
 
 @pytest.mark.parametrize("solver", ["rloo", "grpo"])
-def test_on_policy_training_asks_with_text(solver: str, tokenizer: Any, policy: str, tmp_path: Path) -> None:
+def test_on_policy_training_asks_with_text(solver: str, tokenizer: Any, model: str, tmp_path: Path) -> None:
     """The prompts of an on-policy trainer are the ids that the reference was asked with."""
     settings = read_solver(solver=solver, kl_budget=0.5, generations=2, fit=FIT)
     rows = [{"prompt": [user(SAYS)], "reference_rewards": [0.0, 1.0]}]
-    problem = Problem(policy, tokenizer, rows, gold, max_new_tokens=4)
+    problem = Problem(model, tokenizer, rows, gold, max_new_tokens=4)
     ascent = settings.ascent(tilted([[0.0, 1.0]] * 2, "identity", kl=0.5), Standard())
     made = on_policy_trainer(problem, ascent, FIT, job_in(tmp_path))
     ids, *_ = made._tokenize_prompts([[user(SAYS)]])

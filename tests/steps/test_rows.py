@@ -19,13 +19,12 @@ TALK = [user("Hi"), assistant("Hello.")]
 
 
 @pytest.fixture
-def reading(tmp_path: Path) -> Any:
+def reading(model: str, tmp_path: Path) -> Any:
     """Return what writes a recipe that reads some rows with a template that refuses system turns."""
-    policy = micro.write_policy(tmp_path / "policy")
     (tmp_path / "strict.jinja").write_text(TEMPLATE + read_template("plain"))
 
     def write(rows: list[dict[str, Any]]) -> str:
-        recipe = micro.given(tmp_path / "run", policy)
+        recipe = micro.given(tmp_path / "run", model)
         recipe["policy"]["chat_template"] = "strict.jinja"
         source = {"path": str(written(tmp_path / "rows.jsonl", rows))}
         recipe["data"] = {"sources": [source], "test_fraction": 0.4, "max_prompt_tokens": 180}
