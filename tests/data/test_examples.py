@@ -89,12 +89,10 @@ COMPARED = [
 ]
 DEMONSTRATED = [
     {"prompt": PROMPT, "completion": "Blue"},
-    {"prompt": PROMPT, "completion": [assistant("Blue")], "label": True},
     {"prompt": PROMPT, "completion": "Blue", "label": "True"},
     {"messages": [*PROMPT, assistant("Blue")]},
     {"messages": json.dumps([*PROMPT, assistant("Blue")])},
     {"messages": [*PROMPT[:1], PROMPT[1] | {"weight": 0}, *PROMPT[2:], assistant("Blue") | {"weight": 1}]},
-    {"conversations": SHARED},
 ]
 
 
@@ -108,13 +106,10 @@ def test_forms_agree(row):
 @pytest.mark.parametrize(
     ("row", "prompt"),
     [
-        ({"system": "Be brief.", "question": "Hi?", "response": "Yes"}, [SYSTEM, user("Hi?")]),
         ({"system": "Be brief.", "messages": [user("Hi?"), assistant("Yes")]}, [SYSTEM, user("Hi?")]),
         ({"system": "Be brief.", "messages": [SYSTEM, user("Hi?"), assistant("Yes")]}, [SYSTEM, user("Hi?")]),
         ({"system_prompt": "", "prompt": "Hi?", "completion": "Yes"}, [user("Hi?")]),
-        ({"instruction": "Translate.", "input": "The cat.", "output": "Yes"}, [user("Translate.\n\nThe cat.")]),
         ({"prompt": "Translate.", "input": "The cat.", "completion": "Yes"}, [user("Translate.\n\nThe cat.")]),
-        ({"instruction": "Sing.", "input": "", "output": "Yes"}, [user("Sing.")]),
         ({"instruction": "Who?", "context": "Ann did.", "response": "Yes"}, [user("Who?\n\nAnn did.")]),
     ],
 )
@@ -149,16 +144,13 @@ def test_a_reply_may_use_tools(row, chosen, rejected):
     "row",
     [
         {"prompt": "Two and two?", "answer": "4"},
-        {"question": "Two and two?", "answer": "4"},
-        {"messages": [user("Two and two?")], "answer": "4"},
         {"prompt": "Two and two?", "tools": None, "n": 7, "day": "2024-01-02", "more": {"a": [None, 0.5]}},
     ],
 )
 def test_a_prompt_without_response_is_no_demonstration(row):
     """A prompt alone stays one, and columns that no format defines keep their value and type."""
     example = parse_example(row, "here")
-    asked = {"prompt", "question", "messages"}
-    columns = {name: value for name, value in row.items() if name not in asked}
+    columns = {name: value for name, value in row.items() if name != "prompt"}
     assert example == Example((user("Two and two?"),), (), None, "here", columns)
 
 
