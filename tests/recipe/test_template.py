@@ -45,8 +45,7 @@ def project(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 )
 def test_a_first_recipe_runs_as_the_command_says(main: Any, questions: Path, rows: str, reward: str) -> None:
     """From own rows, a model's folder and a reward in a file to the report, with what ``init`` says comes next."""
-    code, out, err = main("init", "--data", rows, "--policy", "./model", "--reward", reward)
-    assert (code, err) == (0, "")
+    out = micro.answer("init", "--data", rows, "--policy", "./model", "--reward", reward)
     assert out == "Wrote recipe.yaml. Next:\n  infalign run recipe.yaml --dry-run\n  infalign run recipe.yaml\n"
     assert main("run", "recipe.yaml", "--dry-run")[0] == 0
     small = [
@@ -58,8 +57,7 @@ def test_a_first_recipe_runs_as_the_command_says(main: Any, questions: Path, row
         "compute={device: cpu, threads: 1}",
         "allow_worthless=true",
     ]
-    code, out, err = main("run", "recipe.yaml", *(word for change in small for word in ("--set", change)))
-    assert (code, err) == (0, ""), err
+    out = micro.answer("run", "recipe.yaml", *(word for change in small for word in ("--set", change)))
     results = json.loads((questions / "runs" / "recipe" / "results.json").read_text())
     assert ("pass_at_k" in results) == (rows == "questions.jsonl") == ("aware − ordinary, " in out)
     assert (questions / "runs" / "recipe" / "report.html").is_file()
@@ -108,9 +106,8 @@ def test_the_recipe_has_the_best_transformation_for_its_procedure(main: Any, pro
 
 def test_data_without_pairs_needs_a_reward_and_has_no_judge(main: Any, project: Path) -> None:
     """Demonstrations alone teach no reward; with one given the recipe is valid and names no judge."""
-    code, _, err = main("init", "--data", "told.jsonl", "--policy", "./model")
-    assert code == 2
-    assert "told.jsonl has no preference pairs to train a reward on (other columns: none)" in err
+    said = "told.jsonl has no preference pairs to train a reward on (other columns: none)"
+    assert said in micro.refusal("init", "--data", "told.jsonl", "--policy", "./model")
     assert main("init", "--data", "told.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")[0] == 0
     assert load_recipe("recipe.yaml").judge is None
 
@@ -173,10 +170,9 @@ def test_a_checker_that_cannot_be_used_is_named_at_once(main: Any, questions: Pa
     assert not Path("recipe.yaml").exists()
 
 
-def test_any_file_name_makes_a_recipe(main: Any, project: Path) -> None:
+def test_any_file_name_makes_a_recipe(project: Path) -> None:
     """Signs of YAML and of the shell in the name of the file are quoted, in the recipe and in the commands."""
-    code, out, err = main("init", "--data", "world", "--policy", "scratch", "--out", "my: #1.yaml")
-    assert (code, err) == (0, "")
+    out = micro.answer("init", "--data", "world", "--policy", "scratch", "--out", "my: #1.yaml")
     assert "infalign run 'my: #1.yaml'\n" in out
     assert load_recipe("my: #1.yaml").run_dir == "runs/my: #1"
 

@@ -53,8 +53,7 @@ def run(offline: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "guided": aware | {"guide": {"trunk": "reference"}},
         "student": {"solver": "distil", "teacher": "guided", "fit": micro.FIT},
     }
-    code, _, err = micro.infalign("run", micro.write(folder / "recipe.yaml", recipe), "--until", "evaluate")
-    assert code == 0, err
+    micro.answer("run", micro.write(folder / "recipe.yaml", recipe), "--until", "evaluate")
     return folder / "run"
 
 
@@ -118,8 +117,7 @@ def test_the_trackers_get_the_evaluation(run: Path, results: dict[str, Any]) -> 
 def test_a_policy_from_elsewhere_is_measured_as_the_runs_own(run: Path, results: Any, tmp_path: Path) -> None:
     """A copy of a policy, drawn with another random stream, has its KL and win rates up to sampling error."""
     copy = shutil.copytree(run / "models" / "student", tmp_path / "mine")
-    code, first, err = micro.infalign("run", run, "--policy", copy)
-    assert code == 0, err
+    first = micro.answer("run", run, "--policy", copy)
     (folder,) = (run / "evaluation").glob("mine.*")
     found, own = json.loads((folder / "results.json").read_text()), results["policies"]["student"]
     assert found["kl"]["low"] <= own["kl"]["high"]
@@ -142,8 +140,7 @@ def test_what_does_not_fit_is_named(run: Path, tmp_path: Path) -> None:
         model = new_policy(scratch, tokenizer, seed=0)
         model.resize_token_embeddings(tokens)
         save_model(model, tokenizer, tmp_path / f"theirs-{tokens}")
-        code, _, err = micro.infalign("run", run, "--policy", tmp_path / f"theirs-{tokens}")
-        assert (code, said in err) == (2, True)
+        assert said in micro.refusal("run", run, "--policy", tmp_path / f"theirs-{tokens}")
     assert not list((run / "evaluation").glob("theirs*"))
 
 

@@ -22,8 +22,6 @@ from infalign.evaluation.worth import worth
 from infalign.method.optimum import optimum
 from infalign.method.procedures import BestOfN
 from infalign.models.conversations import conversation_ids, prompt_ids
-from infalign.models.scratch import new_policy, train_tokenizer
-from infalign.models.settings import Scratch
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.records import records
 from infalign.recipe.fingerprints import Digests, settings_of
@@ -31,7 +29,6 @@ from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
 from infalign.rewards.sources import function_reward
 from infalign.steps.run import Run
-from infalign.world import dialogues
 
 REWARD = "def score(prompts, responses):\n    return [float(len(response)) for response in responses]\n"
 CHECKER = """\
@@ -46,11 +43,8 @@ LEFT_OUT = 3  # of the questions one in so many has no answer: 3 of 12 training 
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a model whose tokenizer has no chat template."""
     folder = tmp_path_factory.mktemp("bare")
-    scratch = Scratch(**micro.SCRATCH)
-    tokenizer = train_tokenizer((d.reply for d in dialogues(100, seed=0)), scratch)
-    new_policy(scratch, tokenizer, seed=0).save_pretrained(folder)
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(folder)
+    micro.write_policy(folder)
+    (folder / "chat_template.jinja").unlink()
     return folder
 
 

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import micro
 import numpy as np
 import pytest
 import trl
@@ -20,10 +19,10 @@ from infalign.policies.score import calibrate_prompts
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 
 
-def test_the_code_for_trl_runs_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_for_trl_runs_as_pasted(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tiny model, with four short responses per prompt and one step each."""
     monkeypatch.chdir(tmp_path)
-    namespace = {"MODEL": micro.write_policy(tmp_path / "policy")}
+    namespace = {"MODEL": model}
     for name in ("RLOOConfig", "GRPOConfig"):
         settings, made = getattr(trl, name), {"max_steps": 1, "max_completion_length": 4, "use_cpu": True}
         monkeypatch.setattr(trl, name, lambda *a, of=settings, made=made, **b: of(*a, **b, **made, report_to="none"))
@@ -41,7 +40,7 @@ def test_the_arguments_of_trl_are_known(trainer: Any) -> None:
     assert given <= {*TRAINER}
 
 
-def test_a_checker_gets_what_trl_gives_when_it_is_calibrated_and_in_training(tmp_path: Path) -> None:
+def test_a_checker_gets_what_trl_gives_when_it_is_calibrated_and_in_training(model: str, tmp_path: Path) -> None:
     """Token ids beside completions in both, the state of the trainer in training, and never a column of such a name."""
     seen = []
 
@@ -51,7 +50,6 @@ def test_a_checker_gets_what_trl_gives_when_it_is_calibrated_and_in_training(tmp
         assert all(words.decode(i, True) == c[0]["content"] for c, i in zip(completions, completion_ids, strict=True))
         return [float(len(ids)) for ids in completion_ids]
 
-    model = micro.write_policy(tmp_path / "policy")
     words = AutoTokenizer.from_pretrained(model)
     asked = [[{"role": "user", "content": f"What is {n}?"}] for n in range(2)]
     data = Dataset.from_dict({"prompt": asked, "answer": ["1", "2"], "responses": [["old"]] * 2})
