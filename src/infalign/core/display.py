@@ -14,7 +14,7 @@ from infalign.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-Interval = Mapping[str, float]  # mean, low and high
+Interval = Mapping[str, Any]  # mean, low and high
 MARKERS = "osD^vP"
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from infalign.core.display import Interval, amount, share
 from infalign.core.progress import OnProgress
@@ -14,7 +13,7 @@ from infalign.pipeline.records import records
 from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
-from infalign.report.results import read_results
+from infalign.report.results import Results, read_results
 from infalign.report.tables import shown_ks
 from infalign.rewards.settings import RewardSource
 
@@ -32,7 +31,7 @@ def write_card(recipe: Recipe, layout: Layout, name: str, *, on_progress: OnProg
     return {}
 
 
-def model_card(recipe: Recipe, results: dict[str, Any], name: str, *, prompts: int) -> str:
+def model_card(recipe: Recipe, results: Results, name: str, *, prompts: int) -> str:
     """Return the card of an evaluated policy, with metadata that the hub reads, as Markdown.
 
     ``prompts`` are those that have rollouts.

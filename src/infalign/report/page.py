@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from infalign.evaluation.budget import about_budgets, budget_rows
 from infalign.evaluation.diagnostics import rank_error
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served, Standard
-from infalign.pipeline.records import records
+from infalign.pipeline.records import Record, records
 from infalign.pipeline.units import Summary
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
@@ -28,7 +29,7 @@ from infalign.recipe.settings import Recipe
 from infalign.recipe.stored_laws import reference_rewards, stored_budgets
 from infalign.report.equal_kl import MAX_EXTRAPOLATION
 from infalign.report.findings import findings, sentences
-from infalign.report.results import read_results
+from infalign.report.results import Results, read_results
 from infalign.report.run_figures import (
     STYLE,
     Look,
@@ -46,7 +47,7 @@ from infalign.report.run_figures import (
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import checker_only, comparison_rows, differences, shown_ks
 from infalign.report.templates import html_template
-from infalign.report.verdict_text import SPOKEN, Numbers, verdict
+from infalign.report.verdict_text import SPOKEN, verdict
 
 SHOWN_EXAMPLES = 4
 
@@ -118,7 +119,7 @@ def _embedded(path: Path, kind: str) -> str:
 
 
 def _pictures(
-    evaluated: ScoredSamples, results: Numbers, made: Mapping[str, Numbers], looks: Mapping[str, Look]
+    evaluated: ScoredSamples, results: Results, made: Mapping[str, Record], looks: Mapping[str, Look]
 ) -> dict[str, list[Picture]]:
     judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
     curves = theory_curves(results, looks)
@@ -145,14 +146,14 @@ def _pictures(
     }
 
 
-def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[Numbers]:
+def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[dict[str, Any]]:
     """Return the first test prompts, each with what every model serves of its samples in order, and its first."""
     procedure, layout = evaluated.procedure, evaluated.layout
     base_PM = evaluated.column("reference", "reward")
     table = read_table(layout.prompts("test"), ["prompt_id", "prompt"]).slice(0, len(evaluated.kept))
     table = table.filter(evaluated.kept).slice(0, SHOWN_EXAMPLES)
     prompt_ids = [str(prompt_id) for prompt_id in table["prompt_id"].to_pylist()]
-    shown: list[Numbers] = [{"prompt": prompt, "models": []} for prompt in prompts_of(table)]
+    shown: list[dict[str, Any]] = [{"prompt": prompt, "models": []} for prompt in prompts_of(table)]
     for name in ("reference", *policies):
         rewards = {source: evaluated.column(name, source) for source in evaluated.sources}
         said = _responses(layout.evaluation(name) / "samples", prompt_ids)
@@ -192,7 +193,7 @@ def _responses(folder: Path, prompt_ids: list[str]) -> dict[tuple[str, int], tup
     return {(row["prompt_id"], row["index"]): (row["text"], row["finish"]) for row in rows}
 
 
-def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, str]]:
+def facts(recipe: Recipe, made: Mapping[str, Record]) -> dict[str, dict[str, str]]:
     """Return further facts for judging or repeating the run: counts of the data stage, sampling, versions, seconds."""
     rollout, test = recipe.rollout, recipe.evaluate
     summaries = {name: record["summary"] for name, record in made.items()}
@@ -228,7 +229,7 @@ def facts(recipe: Recipe, made: Mapping[str, Numbers]) -> dict[str, dict[str, st
     }
 
 
-def _versions(made: Mapping[str, Numbers]) -> dict[str, str]:
+def _versions(made: Mapping[str, Record]) -> dict[str, str]:
     """Return the version of each library, or all its versions if the stages ran with different ones."""
     by_library: dict[str, dict[str, None]] = {}
     for record in made.values():

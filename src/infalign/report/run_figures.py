@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from infalign.core.display import INK, PAPER, QUIET, amount, gain, number, panels, save, share
+from infalign.core.display import INK, PAPER, QUIET, Interval, amount, gain, number, panels, save, share
 from infalign.core.display import STYLE as ANY_STYLE
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
-from infalign.report.verdict_text import SPOKEN, Numbers
+from infalign.report.results import Results
+from infalign.report.verdict_text import SPOKEN
 from infalign.theory.law import RankLaw
 
 STYLE = ANY_STYLE | {"lines.linewidth": 1.3, "lines.markersize": 5, "axes.facecolor": "none"}
@@ -52,7 +53,7 @@ class Curve:
     label: str
 
 
-def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
+def theory_curves(results: Results, looks: Mapping[str, Look]) -> list[Curve]:
     """Return theory's curve of each method; it is the same for every procedure that serves the policies."""
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
     curves: dict[str, Curve] = {}
@@ -64,10 +65,10 @@ def theory_curves(results: Numbers, looks: Mapping[str, Look]) -> list[Curve]:
     return [*curves.values()]
 
 
-def pass_at_k_by_kl(results: Numbers, k: str, looks: Mapping[str, Look]) -> Picture:
+def pass_at_k_by_kl(results: Results, k: str, looks: Mapping[str, Look]) -> Picture:
     """Draw each policy's KL and pass@k with both intervals."""
     figure, axes = axes_of("KL to the reference, nats per response", f"pass@{k}, %")
-    at, said = {"reference": dict.fromkeys(("low", "mean", "high"), 0.0)}, list[str]()
+    said, at = list[str](), dict[str, Interval](reference=dict.fromkeys(("low", "mean", "high"), 0.0))
     at |= {name: policy["kl"] for name, policy in results["policies"].items()}
     for name, kl in at.items():
         color, marker = (looks[name].color, looks[name].marker) if name in looks else (QUIET, "o")
@@ -80,7 +81,7 @@ def pass_at_k_by_kl(results: Numbers, k: str, looks: Mapping[str, Look]) -> Pict
 
 
 def win_rate_by_kl(
-    results: Numbers, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Sequence[Curve]
+    results: Results, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Sequence[Curve]
 ) -> Picture:
     """Draw each policy's KL and win rate with both intervals; with the reward as judge, also the theory's curves.
 
@@ -116,7 +117,7 @@ def win_rate_by_kl(
     )
 
 
-def win_rate_by_n(results: Numbers, judge: str, kind: str, looks: Mapping[str, Look]) -> Picture:
+def win_rate_by_n(results: Results, judge: str, kind: str, looks: Mapping[str, Look]) -> Picture:
     """Draw each policy's win rate under best-of-N or worst-of-N (``kind``) for every N that was evaluated."""
     title = f"{kind}-of-N"
     figure, axes = axes_of("N", f"win rate as {title}, %")
@@ -154,7 +155,7 @@ def names_by_n(procedures: Iterable[str], kind: str) -> dict[int, str]:
     return {1: "standard"} | {int(n): procedure for procedure, n in numbers.items() if n.isdecimal()}
 
 
-def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
+def pass_at_k(results: Results, looks: Mapping[str, Look]) -> Picture:
     """Draw pass@k of the reference and of every policy."""
     figure, axes = axes_of("k", "pass@k, %")
     ends = []
@@ -170,7 +171,7 @@ def pass_at_k(results: Numbers, looks: Mapping[str, Look]) -> Picture:
     return Picture("pass-at-k", figure, f"{caption} {_bands(results)}", f"pass@k against k: {'; '.join(ends)}.")
 
 
-def leads_by_k(results: Numbers, looks: Mapping[str, Look]) -> list[Picture]:
+def leads_by_k(results: Results, looks: Mapping[str, Look]) -> list[Picture]:
     """Draw by how much pass@k differs between every two policies at one KL; nothing where no two are comparable."""
     pairs = {
         f"{first} − {other}": (looks[first], {int(k): rate["over"][other] for k, rate in by_k.items()})
@@ -190,16 +191,16 @@ def leads_by_k(results: Numbers, looks: Mapping[str, Look]) -> list[Picture]:
     return [Picture("leads-by-k", figure, caption, f"Points of pass@k: {', '.join(said)}.")]
 
 
-def _mark_served(axes: Any, results: Numbers) -> None:
+def _mark_served(axes: Any, results: Results) -> None:
     if served := results["truth"]["served"]:
         axes.axvline(served, color=QUIET, linewidth=0.8, linestyle=":")
 
 
-def _bands(results: Numbers) -> str:
+def _bands(results: Results) -> str:
     return f"Bands: {results['confidence']:.0%} intervals."
 
 
-def _point(axes: Any, kl: Numbers, rate: Numbers, marker: str, **style: Any) -> None:
+def _point(axes: Any, kl: Interval, rate: Interval, marker: str, **style: Any) -> None:
     """Draw a share against KL, and both intervals."""
     mean, low, high = (100.0 * rate[key] for key in ("mean", "low", "high"))
     axes.plot([kl["low"], kl["high"]], [mean, mean], color=style["color"])
@@ -207,7 +208,7 @@ def _point(axes: Any, kl: Numbers, rate: Numbers, marker: str, **style: Any) -> 
     axes.plot(kl["mean"], mean, marker, zorder=3, **style)
 
 
-def _band(axes: Any, by_n: Mapping[int, Numbers], color: str, marker: str, label: str) -> None:
+def _band(axes: Any, by_n: Mapping[int, Interval], color: str, marker: str, label: str) -> None:
     """Draw shares against N, spaced by its logarithm, and the band of their intervals."""
     mean, low, high = (100 * np.array([rate[key] for rate in by_n.values()]) for key in ("mean", "low", "high"))
     axes.fill_between([*by_n], low, high, color=color, alpha=0.2, linewidth=0)
@@ -238,7 +239,7 @@ def reward_by_rank(rewards_PK: Array) -> Picture:
     )
 
 
-def training_curves(name: str, history: list[Numbers], look: Look | None) -> Picture:
+def training_curves(name: str, history: list[dict[str, Any]], look: Look | None) -> Picture:
     """Draw what the trainer logged: the losses, or win rate, KL and reward of an on-policy solver."""
     color = look.color if look else QUIET
     if any("win_rate" in row for row in history):
@@ -287,7 +288,7 @@ def legend(figure: Any) -> None:
     figure.legend(loc="outside upper left", ncols=3 if len(labels) == 3 and len("".join(labels)) < 36 else 2)
 
 
-def save_picture(picture: Picture, folder: Path) -> Numbers:
+def save_picture(picture: Picture, folder: Path) -> dict[str, str]:
     """Write the figure as SVG and PNG; return the template's values, with the SVG stripped for embedding in HTML."""
     from markupsafe import Markup
 

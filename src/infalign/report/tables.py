@@ -2,12 +2,13 @@
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from infalign.core.display import amount, gain, heading, in_points, plain_table, say, share
-from infalign.report.results import read_results
-from infalign.report.verdict_text import ROUNDING, Numbers, verdict
+from infalign.report.results import Results, read_results
+from infalign.report.verdict_text import ROUNDING, verdict
 
 
 def print_table(root: Path, console: Console) -> None:
@@ -23,17 +24,17 @@ def print_table(root: Path, console: Console) -> None:
     say(console, f"\nReport: {root / 'report.html'}")
 
 
-def checker_only(results: Numbers) -> bool:
+def checker_only(results: Results) -> bool:
     """Return whether a checker is the only judge: pass@k then says what win rates would, and more."""
     return "pass_at_k" in results and results["judges"] == ["reward"] and results["truth"]["threshold"] is None
 
 
-def evaluated(results: Numbers) -> str:
+def evaluated(results: Results) -> str:
     """Return on what a run was evaluated."""
     return f"{results['prompts']} test prompts × {results['samples']} samples, {results['confidence']:.0%} intervals"
 
 
-def print_win_rates(results: Numbers, console: Console) -> None:
+def print_win_rates(results: Results, console: Console) -> None:
     """Print each policy's win rates by each judge, and the comparison at one KL."""
     procedure = results["procedure"]
     ways = dict.fromkeys((procedure, "standard"))
@@ -46,8 +47,7 @@ def print_win_rates(results: Numbers, console: Console) -> None:
         table.add_section()
     heading(console, "Win rate against the reference, both served the same way", evaluated(results))
     console.print(table)
-    if rows := comparison_rows(results):
-        matched = results["matched"]
+    if (rows := comparison_rows(results)) and (matched := results["matched"]):
         theory = ["theory"] if matched["theory"] else []
         table = plain_table("judged by", "trained on", f"{procedure}, %", *theory, "gain, points")
         for row in rows:
@@ -62,7 +62,7 @@ def print_win_rates(results: Numbers, console: Console) -> None:
             say(console, "* not bracketed: all its policies spent more; extrapolated down to this KL")
 
 
-def print_pass_at_k(results: Numbers, console: Console, *about: str) -> None:
+def print_pass_at_k(results: Results, console: Console, *about: str) -> None:
     """Print pass@k of each policy and of the reference, below lines ``about`` them."""
     rates, ks = results["pass_at_k"], shown_ks(results)
     table = plain_table("policy", *(f"pass@{k}, %" for k in ks))
@@ -79,13 +79,13 @@ def print_pass_at_k(results: Numbers, console: Console, *about: str) -> None:
     console.print(table)
 
 
-def shown_ks(results: Numbers) -> list[str]:
+def shown_ks(results: Results) -> list[str]:
     """Return the k of pass@k in short tables: 1, what is served, and the largest; none if no pass@k is known."""
     every = list(results.get("pass_at_k", {}).get("reference", ()))
     return [k for k in dict.fromkeys(("1", results["procedure"].split("-")[-1], *every[-1:])) if k in every]
 
 
-def differences(results: Numbers) -> dict[str, dict[str, str]]:
+def differences(results: Results) -> dict[str, dict[str, str]]:
     """Return by how many points pass@k differs between every two policies at one KL, by pair and k.
 
     The pair says at which KL, or what the two spend where they are not comparable.
@@ -100,7 +100,7 @@ def differences(results: Numbers) -> dict[str, dict[str, str]]:
     return rows
 
 
-def comparison_rows(results: Numbers) -> list[Numbers]:
+def comparison_rows(results: Results) -> list[dict[str, Any]]:
     """Return the rows of the comparison at one KL, judge by judge; none for a single method.
 
     Theory's win rates are for the reward itself as judge, so only the rows of that judge have them. A method that spent
@@ -129,7 +129,7 @@ def comparison_rows(results: Numbers) -> list[Numbers]:
                     "theory": "" if theory is None else f"{100 * theory:.1f}",
                     "gain": "" if over is None else gain(over),
                     "theory_gain": ""
-                    if over is None or None in (theory, first_theory)
+                    if over is None or theory is None or first_theory is None
                     else in_points(first_theory - theory),
                 }
             )

@@ -1,14 +1,14 @@
 """The evaluation's numbers for the trackers of a recipe, beside the metrics of each training."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from infalign.recipe.layout import Layout
+from infalign.report.results import Results
 
 PROJECT = "infalign"
 
 
-def track(report_to: Sequence[str], results: dict[str, Any], layout: Layout) -> None:
+def track(report_to: Sequence[str], results: Results, layout: Layout) -> None:
     """Send each policy's KL and win rates with their intervals; tensorboard has them in its folder of checkpoints."""
     from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -28,7 +28,7 @@ def track(report_to: Sequence[str], results: dict[str, Any], layout: Layout) -> 
             tracker.finish()
 
 
-def measured(results: dict[str, Any], name: str) -> dict[str, float]:
+def measured(results: Results, name: str) -> dict[str, float]:
     """Return a policy's numbers by name: ``evaluation/kl``, ``evaluation/judge/best-of-4/low``, ….
 
     The mean has the plain name.

@@ -1,19 +1,17 @@
 """The outcome of a run in a few sentences: the recommendation, the gain over other methods, what next."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from infalign.core.display import amount, gain_in_points, in_percent
-from infalign.report.results import unseen
+from infalign.core.display import Interval, amount, gain_in_points, in_percent
+from infalign.report.results import OfPolicy, Results, unseen
 from infalign.training.solvers.base import KL_TOLERANCE
 
-Numbers = dict[str, Any]
 SPOKEN = {"reward": "the reward itself", "judge": "the judge", "gold": "the gold reward"}
 ROUNDING = 1e-9  # nats, of a policy that is the reference
 SHORT = 0.2  # of theory's gain over the reference: what is missing when training is what to improve
 
 
-def verdict(results: Numbers) -> list[str]:
+def verdict(results: Results) -> list[str]:
     """Return paragraphs: the recommendation, the gain over other methods, what to do next.
 
     They are by judges that trained none of the policies, if there are any.
@@ -22,7 +20,7 @@ def verdict(results: Numbers) -> list[str]:
         f"The {results['confidence']:.0%} intervals are over test prompts and do not include the spread between "
         "training seeds. To train another seed: infalign run RECIPE --set seed=1 --set run_dir=…"
     )
-    if results.get("truth", {}).get("served"):
+    if "truth" in results and results["truth"]["served"]:
         return [*_by_truth(results), spread]
     judges, policies, served = unseen(results), results["policies"], results["procedure"]
     wins = {name: policies[name]["win_rates"][judges[0]][served]["mean"] for name in _moved(policies) or policies}
@@ -35,12 +33,12 @@ def verdict(results: Numbers) -> list[str]:
     return [text for paragraph in said if (text := " ".join(paragraph))]
 
 
-def _moved(policies: Numbers) -> list[str]:
+def _moved(policies: Mapping[str, OfPolicy]) -> list[str]:
     """Return the policies that are not the reference; samples of the others lead it by chance alone."""
     return [name for name, policy in policies.items() if policy["kl"]["mean"] >= ROUNDING]
 
 
-def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
+def _recommendation(results: Results, best: str, judges: Sequence[str]) -> str:
     procedure, policy = results["procedure"], results["policies"][best]
     first, *others = ((judge, policy["win_rates"][judge][procedure]) for judge in judges)
     more = "".join(f"; by {SPOKEN[judge]} {in_percent(wins)}" for judge, wins in others)
@@ -59,12 +57,12 @@ def _recommendation(results: Numbers, best: str, judges: Sequence[str]) -> str:
     )
 
 
-def _spent(policy: Numbers) -> float | None:
-    budget: float | None = policy["kl_budget"]
-    return None if budget is None else float(policy["kl"]["mean"]) / budget
+def _spent(policy: OfPolicy) -> float | None:
+    budget = policy["kl_budget"]
+    return None if budget is None else policy["kl"]["mean"] / budget
 
 
-def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
+def _against_others(results: Results, judges: Sequence[str]) -> Iterator[str]:
     """Yield what the first method gains, at one KL, over those that train on another transformation."""
     matched = results["matched"]
     if not matched:
@@ -95,7 +93,7 @@ def _against_others(results: Numbers, judges: Sequence[str]) -> Iterator[str]:
             yield (f"{method} is not compared because its smallest KL is {least:.2f} nats; give it a smaller budget.")
 
 
-def _what_next(results: Numbers, best: str, judges: Sequence[str]) -> str:
+def _what_next(results: Results, best: str, judges: Sequence[str]) -> str:
     """Return what most limits the policy: the reward, what the training kept of theory, or the budget."""
     policy, procedure = results["policies"][best], results["procedure"]
     wins = policy["win_rates"]["reward"][procedure]
@@ -121,7 +119,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _by_truth(results: Numbers) -> list[str]:
+def _by_truth(results: Results) -> list[str]:
     """Return paragraphs where a checker says what is right: the policy with the highest pass@k, and its leads.
 
     A policy that another one leads at the same KL comes after it, also where it has spent more and so has more.
@@ -157,9 +155,9 @@ def _by_truth(results: Numbers) -> list[str]:
     ]
 
 
-def _points(lead: Numbers) -> str:
+def _points(lead: Interval) -> str:
     return f"{gain_in_points(lead)}{', not significant' if lead['low'] <= 0 <= lead['high'] else ''}"
 
 
-def _nats(policy: Numbers) -> str:
+def _nats(policy: OfPolicy) -> str:
     return f"{policy['kl']['mean']:.2g} nats"

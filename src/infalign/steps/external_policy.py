@@ -4,7 +4,7 @@ import json
 import re
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -16,7 +16,7 @@ from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import check_same_tokens, load_tokenizer
 from infalign.pipeline.pending import pending
 from infalign.recipe.settings import Recipe
-from infalign.report.results import pass_at_k, sample_numbers
+from infalign.report.results import Results, pass_at_k, sample_numbers
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import print_pass_at_k
 from infalign.steps.evaluate import evaluation
@@ -84,5 +84,5 @@ def print_external_policy(found: dict[str, Any], console: Console) -> None:
         table.add_row(procedure, *(share(of_judge[procedure]) for of_judge in rates.values()))
     console.print(table)
     if "pass_at_k" in found:
-        print_pass_at_k(found, console)
+        print_pass_at_k(cast(Results, found), console)
     say(console, f"KL to the reference: {amount(found['kl'])} nats per response")

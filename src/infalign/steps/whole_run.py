@@ -30,7 +30,7 @@ from infalign.recipe.settings import Recipe
 from infalign.recipe.stored_laws import stored_budgets
 from infalign.report import page
 from infalign.report.findings import Finding, check_worth, findings, sentences
-from infalign.report.results import read_results
+from infalign.report.results import Results, read_results
 from infalign.report.tables import print_table
 from infalign.steps import STAGES, calibrate, data, evaluate, reward_model, rollout, score, sft, train
 from infalign.steps.checks import check_setup
@@ -61,7 +61,7 @@ def check_opened(run: Run, *paths: str | Path) -> None:
     check_outputs((unit for unit in units(run) if unit.output.resolve() in opened), run.layout.root)
 
 
-def run(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def run(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> Results:
     """Run a recipe, a YAML file or the name of a built-in one, and return the numbers of its ``results.json``.
 
     ``overrides`` change settings by dotted key. Work that is done already is not repeated. Prints what
