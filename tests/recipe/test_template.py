@@ -122,6 +122,7 @@ def questions(project: Path) -> Path:
         "def graded(responses):\n    assert len(responses) == 40\n    return [0.01 for said in responses]\n"
         "def other(responses, solution):\n    return [1.0 for said in responses]\n"
         "def same(responses):\n    return [False for said in responses]\n"
+        "def rare(responses):\n    return [said == '59' for said in responses]\n"
     )
     return project
 
@@ -145,12 +146,13 @@ def test_a_checker_leads_to_pass_at_k(main: Any, questions: Path, policy: list[s
     assert not any(word in text for word in ("pairs", "judge"))
 
 
-def test_a_graded_reward_has_no_pass_at_k(main: Any, questions: Path) -> None:
-    """Its recipe is the one that it was, without a truth."""
-    assert main("init", "--data", "questions.jsonl", "--reward", "my_checker.py:graded")[0] == 0
+@pytest.mark.parametrize(("reward", "truth", "transform"), [("graded", None, "exp:"), ("rare", "reward", "optimal")])
+def test_a_graded_reward_is_no_checker(main: Any, questions: Path, reward: str, truth: Any, transform: str) -> None:
+    """And a function that says right or wrong is one, also if none of the rows that are tried first is right."""
+    assert main("init", "--data", "questions.jsonl", "--reward", f"my_checker.py:{reward}")[0] == 0
     recipe = load_recipe("recipe.yaml")
-    assert recipe.evaluate.truth is None
-    assert recipe.policies["aware"].transform.name.startswith("exp:")
+    assert recipe.evaluate.truth == truth
+    assert recipe.policies["aware"].transform.name.startswith(transform)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_a_graded_reward_has_no_pass_at_k(main: Any, questions: Path) -> None:
         ("my_checker.py", "--reward my_checker.py names no function; add :function, such as my_checker.py:check"),
         ("my_checker.py:chek", "my_checker.py has no function chek"),
         ("my_checker.py:other", "needs the column solution, which is missing in every row; there are answer"),
-        ("my_checker.py:same", "same gives 0 to the responses of the first 20 rows and to `?` alike; make it tell"),
+        ("my_checker.py:same", "same gives 0 to the responses of the first 60 rows and to `?` alike; make it tell"),
     ],
 )
 def test_a_checker_that_cannot_be_used_is_named_at_once(main: Any, questions: Path, reward: str, said: str) -> None:

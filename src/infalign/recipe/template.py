@@ -77,7 +77,7 @@ def write_first_recipe(
     if reward is not None:
         recipe["reward"].clear()
         recipe["reward"] |= (given := _given_reward(reward, path))
-        checked = "function" in given and _is_checker(reward, examples[:TRIED]) and not has_pairs
+        checked = "function" in given and _is_checker(reward, examples) and not has_pairs
     elif not has_pairs:
         raise ConfigError(
             f"{data} has no preference pairs to train a reward on (other columns: {others}); name the responses chosen "
@@ -122,18 +122,20 @@ def _sources(data: str) -> dict[str, Any]:
 def _is_checker(function: str, examples: Sequence[Example]) -> bool:
     """Return whether a function gives rows, asked at once for their own answer and for another, only 0 and 1.
 
-    Raises ConfigError if all are right, or if all are wrong, responses of the data included.
+    Raises ConfigError if all are right, or if all are wrong, responses of the data included. Such verdicts on a few
+    rows can be chance where few responses are right, so it then tries more.
     """
-    asked = [example for example in examples for _ in range(2)]
-    said = [text for e in examples for text in (to_text(e.chosen) or str(e.columns.get("answer")), "?")]
-    rewards = score_examples(function_reward(function), function, asked, said)
-    values = np.unique(rewards[~np.isnan(rewards)])
-    if values.tolist() == [1.0] or (values.tolist() == [0.0] and all(e.chosen for e in examples)):
-        raise ConfigError(
-            f"{function} gives {values[0]:g} to the responses of the first {len(examples)} rows and to `?` alike; make "
-            "it tell right responses from wrong ones"
-        )
-    return bool(np.isin(values, (0.0, 1.0)).all())
+    for tried in (examples[:TRIED], examples):
+        asked = [example for example in tried for _ in range(2)]
+        said = [text for e in tried for text in (to_text(e.chosen) or str(e.columns.get("answer")), "?")]
+        rewards = score_examples(function_reward(function), function, asked, said)
+        values = np.unique(rewards[~np.isnan(rewards)])
+        if values.tolist() != [1.0] and (values.tolist() != [0.0] or not all(e.chosen for e in tried)):
+            return bool(np.isin(values, (0.0, 1.0)).all())
+    raise ConfigError(
+        f"{function} gives {values[0]:g} to the responses of the first {len(examples)} rows and to `?` alike; make it "
+        "tell right responses from wrong ones"
+    )
 
 
 def _fit_context(recipe: Any, policy: str) -> None:
