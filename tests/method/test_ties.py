@@ -6,7 +6,7 @@ from scipy.special import xlogy
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.method.optimum import Objective, Optimal, optimum
+from infalign.method.optimum import Goal, Optimal, optimum
 from infalign.method.procedures import BestOfN, Mixture, RankProcedure, WorstOfN
 from infalign.method.shapings import log_ratios, shape_rollouts
 
@@ -27,7 +27,7 @@ def masses(probabilities_PK: Array, rewards_PK: Array) -> list[float]:
         ("win-rate", (0.253846, 0.195435, 0.190749, 0.359970), 0.750950, 0.252846),
     ],
 )
-def test_four_classes(objective: Objective, q: tuple[float, ...], value: float, kl: float) -> None:
+def test_four_classes(objective: Goal, q: tuple[float, ...], value: float, kl: float) -> None:
     """Graded rewards, for Best-of-4 at β = .3."""
     found = optimum(GRADED, BestOfN(4), beta=0.3, objective=objective)
     assert masses(found.probabilities_PK, GRADED) == pytest.approx(q, abs=1e-6)
@@ -69,7 +69,7 @@ def test_no_other_policy_is_better(procedure: RankProcedure) -> None:
 
 @pytest.mark.parametrize("objective", ["reward", "win-rate"])
 @pytest.mark.parametrize("procedure", [BestOfN(4), WorstOfN(3)])
-def test_ordinary_rlhf_with_the_shaped_reward_has_this_optimum(procedure: RankProcedure, objective: Objective) -> None:
+def test_ordinary_rlhf_with_the_shaped_reward_has_this_optimum(procedure: RankProcedure, objective: Goal) -> None:
     """π ∝ π_ref·exp(g/β) over the rollouts, by the shaping and by the table of shaped rewards."""
     rewards = np.repeat(np.random.default_rng(1).normal(size=(3, 6)), [1, 2, 3, 1, 2, 3], axis=1)
     found = optimum(rewards, procedure, beta=0.2, objective=objective)

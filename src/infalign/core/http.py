@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import httpx2
 
-Asked = TypeVar("Asked")
+Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 READ_AHEAD = 4  # times the requests under way: so far beyond the oldest unanswered request others begin
@@ -117,8 +117,8 @@ class Server:
     is_full: bool = field(default=False, init=False)  # whether it was too busy for as many as are under way
 
     def answers(
-        self, ask: Callable[[Post, Asked], Coroutine[Any, Any, Answer]], asked: Iterable[Asked]
-    ) -> Generator[tuple[Asked, Answer]]:
+        self, ask: Callable[[Post, Item], Coroutine[Any, Any, Answer]], asked: Iterable[Item]
+    ) -> Generator[tuple[Item, Answer]]:
         """Yield each of ``asked`` with what ``ask`` makes of it, as answers come.
 
         ``asked`` is read in order, as answers are taken, and nothing begins that is more than `READ_AHEAD` × the number
@@ -131,14 +131,14 @@ class Server:
         from anyio.from_thread import start_blocking_portal
 
         numbered = enumerate(asked)
-        under_way: dict[Future[Answer], tuple[int, Asked]] = {}  # or waiting for a turn
+        under_way: dict[Future[Answer], tuple[int, Item]] = {}  # or waiting for a turn
         finished: SimpleQueue[Future[Answer]] = SimpleQueue()
         failures: dict[int, Exception] = {}
         begun = 0
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
             turns = portal.call(Semaphore, self.in_flight)
 
-            async def in_turn(number: int, item: Asked) -> Answer:
+            async def in_turn(number: int, item: Item) -> Answer:
                 async with turns:
                     if failures:
                         raise CancelledError

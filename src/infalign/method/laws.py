@@ -19,7 +19,7 @@ from infalign.method.procedures import BestOfN, RankProcedure, Standard
 from infalign.method.shapings import Shaping, shape_rollouts
 from infalign.method.transforms import Log, Ranked
 
-Measure = Literal["rollouts", "classes", "ranks"]
+KLOver = Literal["rollouts", "classes", "ranks"]
 MakesLaw = TypeVar("MakesLaw", bound=Callable[..., Any])
 
 
@@ -40,7 +40,7 @@ class Law:
     shaping: Shaping  # the reward of a new response, by the sorted rewards of its prompt's rollouts
     beta: float  # the weight of the KL beside the shaped rewards: what a trainer takes
     kl: float
-    kl_over: Measure
+    kl_over: KLOver
 
     def __post_init__(self) -> None:
         if np.shape(self.log_ratios_PK) != np.shape(self.rewards_PK):
@@ -105,5 +105,5 @@ def best_of(rewards_PK: ArrayLike, n: int) -> Law:
         log_ratios_PK = np.log(BestOfN(n).weights(rewards) * rewards.shape[1])
     tied_P = tied_prompts(np.sort(rewards, axis=1))
     kl_P = np.where(tied_P, kl_div(np.exp(log_ratios_PK), 1.0).mean(axis=1), np.log(n) - (n - 1) / n)
-    over: Measure = "rollouts" if tied_P.any() else "ranks"
+    over: KLOver = "rollouts" if tied_P.any() else "ranks"
     return Law(log_ratios_PK, rewards, Ranked(Log()), 1.0 / (n - 1), float(kl_P.mean()), over)

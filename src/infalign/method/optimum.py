@@ -29,7 +29,7 @@ from infalign.method.procedures.base import cumulated
 from infalign.method.roots import check_strength, find_log_beta
 from infalign.method.shapings import NotByRank
 
-Objective = Literal["reward", "win-rate"]
+Goal = Literal["reward", "win-rate"]
 Pair = tuple[float, float]  # the rewards of a failure and of a success
 PRIORS = np.log(1e-3), np.log(1e3)  # of the parameters of one that is fitted
 JEFFREYS = (0.5, 0.5)  # a Beta prior of a prompt's rate of success
@@ -52,7 +52,7 @@ class Optimal(NotByRank):
 
     procedure: RankProcedure
     beta: float
-    objective: Objective = "reward"
+    objective: Goal = "reward"
     pair: Pair | None = None
     raised: frozenset[str] = frozenset()
 
@@ -76,7 +76,7 @@ class Optimal(NotByRank):
         objective, named, beta, failure, success, raised = match.groups()
         pair = None if failure is None else (float(failure), float(success))
         served, digests = procedure or by_ranks(named), frozenset(raised.split(",") if raised else ())
-        return cls(served, float(beta), cast(Objective, objective), pair, digests)
+        return cls(served, float(beta), cast(Goal, objective), pair, digests)
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return g of the ``rewards``, of any shape, of one prompt with sorted references."""
@@ -124,7 +124,7 @@ def optimum(
     *,
     kl: float | None = None,
     beta: float | None = None,
-    objective: Objective | None = None,
+    objective: Goal | None = None,
     smoothed: bool = True,
 ) -> Optimum:
     """Return the policy that maximizes the mean of J − β·KL on K stored rewards of each of P prompts, exact for ties.
@@ -149,7 +149,7 @@ def optimum(
     """
     served = by_ranks(procedure)
     rewards = reward_rows(rewards_PK)
-    if objective not in (None, *(known := get_args(Objective))):
+    if objective not in (None, *(known := get_args(Goal))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
     if objective is None:
         if np.unique(np.concatenate(rewards)).size > 2:
@@ -259,14 +259,14 @@ class Classes:
     w: Array  # (L, m)
     of_prompt: NDArray[np.intp]  # (P,)
     procedure: RankProcedure
-    objective: Objective
+    objective: Goal
 
     @classmethod
     def of(
         cls,
         sorted_rows: Sequence[Array],
         procedure: RankProcedure,
-        objective: Objective,
+        objective: Goal,
         pair: Pair | None,
         prior: tuple[float, float] = JEFFREYS,
     ) -> Self:

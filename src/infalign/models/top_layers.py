@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from infalign.core.errors import ConfigError
+from infalign.core.errors import ConfigError, first_line
 from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.passes import evaluating
 from infalign.models.states import states_of
+
+FROM_STATES = "the last layers of this model cannot be run from stored states"
 
 
 def count_layers_below(config: PreTrainedConfig, top: int) -> int:
@@ -76,7 +78,7 @@ def check_top_layers(model: Any, top: int) -> None:
                 from_states = replace(batch, states=states).logits(model).float()
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a model of another architecture can raise any exception
-            from_states = torch.full_like(whole, torch.nan)
+        except Exception as error:  # a model of another architecture can raise any exception
+            raise ConfigError(f"{FROM_STATES} ({first_line(error)}); leave lora.layers out") from error
     if not (from_states - whole).abs().max() <= torch.finfo(model.dtype).eps ** 0.5 * (1 + whole.abs().max()):
-        raise ConfigError("the last layers of this model cannot be run from stored states; leave lora.layers out")
+        raise ConfigError(f"{FROM_STATES}; leave lora.layers out")

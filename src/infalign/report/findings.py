@@ -42,7 +42,7 @@ def findings(recipe: Recipe, record: Record) -> list[Finding]:
             "the only judge is the reward used in training, so a gain may come from errors of the reward; add a "
             "judge, or set evaluate.truth to reward if the reward is the truth, such as a checker's"
         )
-        return [Finding(unit, said)] * (list(recipe.rewards) == ["reward"] and recipe.evaluate.truth is None)
+        return [Finding(unit, said)] if list(recipe.rewards) == ["reward"] and recipe.evaluate.truth is None else []
     worthless = [Finding(unit, said, worthless=True) for said in _worthless(recipe, record)]
     others = (
         *_of_data(recipe, summary),

@@ -92,7 +92,7 @@ class Engine(ABC):
         return self.sample_together([(Prompt(prompt_id, prompt_ids), index) for index in indices])
 
 
-Asked = tuple[Prompt, Sequence[int]]
+AskedDraws = tuple[Prompt, Sequence[int]]
 """A prompt, and the numbers of the rollouts that are asked for."""
 
 
@@ -100,7 +100,7 @@ Asked = tuple[Prompt, Sequence[int]]
 class ConcurrentEngine(Protocol):
     """Draws elsewhere, for many prompts at once."""
 
-    def sample_each(self, asked: Iterable[Asked]) -> Generator[tuple[Asked, list[Response]]]:
+    def sample_each(self, asked: Iterable[AskedDraws]) -> Generator[tuple[AskedDraws, list[Response]]]:
         """Yield each of ``asked`` with its rollouts, as they come, in any order.
 
         What is under way when one fails comes before the error.

@@ -18,7 +18,7 @@ from infalign.core.memory import at_once, free_memory, out_of_memory
 from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy, in_blocks
 from infalign.core.storage import column_values, read_table, write_table
-from infalign.sampling.engine import Asked, ConcurrentEngine, Engine, Prompt, Response
+from infalign.sampling.engine import AskedDraws, ConcurrentEngine, Engine, Prompt, Response
 
 SHARD_PROMPTS = 16  # number of prompts whose rollouts are written and read together
 RESPONSES_PER_BATCH = 128  # responses that a CPU draws at once, of several prompts where one has fewer
@@ -89,7 +89,7 @@ def shard_path(directory: Path, number: int) -> Path:
     return directory / f"part-{number:05d}.parquet"
 
 
-def _rows(asked: Asked, responses: Sequence[Response]) -> list[dict[str, Any]]:
+def _rows(asked: AskedDraws, responses: Sequence[Response]) -> list[dict[str, Any]]:
     numbered = zip(asked[1], responses, strict=True)
     prompt = {"prompt_id": asked[0].prompt_id, "columns": asked[0].columns}
     return [prompt | {"index": index, **response._asdict()} for index, response in numbered]
@@ -100,8 +100,8 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _draw_in_any_order(
-    engine: Engine | ConcurrentEngine, asked: Iterable[Asked], k: int
-) -> Generator[list[tuple[Asked, list[Response]]]]:
+    engine: Engine | ConcurrentEngine, asked: Iterable[AskedDraws], k: int
+) -> Generator[list[tuple[AskedDraws, list[Response]]]]:
     """Yield batches of ``asked`` with their rollouts, as many at once as the engine can and memory holds.
 
     A resumed run has the batches of one that was not stopped, since rounding depends on them: a whole number of

@@ -19,7 +19,7 @@ from infalign.models.pretrained import config_of, generation_of
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.sampling.engine import (
-    Asked,
+    AskedDraws,
     EngineSettings,
     Prompt,
     Response,
@@ -96,11 +96,11 @@ class ServerEngine:
         ((_, responses),) = self.sample_each([(Prompt(prompt_id, prompt_ids), indices)])
         return responses
 
-    def sample_each(self, asked: Iterable[Asked]) -> Generator[tuple[Asked, list[Response]]]:
+    def sample_each(self, asked: Iterable[AskedDraws]) -> Generator[tuple[AskedDraws, list[Response]]]:
         """Yield each of ``asked`` with its responses, as they come; raises as `sample`, after those under way."""
         return self.server.answers(self._complete, asked)
 
-    async def drawn(self, asked: Asked) -> list[Response]:
+    async def drawn(self, asked: AskedDraws) -> list[Response]:
         """Return the responses to one prompt, asked for in the caller's event loop; raises as `sample`.
 
         If the caller's task is cancelled, the connection is closed, by which a server knows to stop.
@@ -116,7 +116,7 @@ class ServerEngine:
                 "returns them, such as vLLM"
             )
 
-    async def _complete(self, post: Post, asked: Asked) -> list[Response]:
+    async def _complete(self, post: Post, asked: AskedDraws) -> list[Response]:
         """Return the rollouts of a prompt, repeating the request for those that an answer lacks."""
         (prompt, indices), sampling = asked, self.sampling
         check_not_empty(prompt.token_ids, prompt.prompt_id)

@@ -38,8 +38,8 @@ AnyServed = Served | MajorityVote
 
 def parse_served(name: str, *, loads: bool = True) -> AnyServed:
     """Return the procedure that ``name`` spells, ``majority-of-8`` too. Raises ConfigError as `parse_procedure`."""
-    votes = name.removeprefix("majority-of-")
-    return MajorityVote(read_n(votes)) if votes != name and votes.isdecimal() else parse_procedure(name, loads=loads)
+    number = name.removeprefix("majority-of-")
+    return MajorityVote(read_n(number)) if number != name and number.isdecimal() else parse_procedure(name, loads=loads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array, reward_table, tied_prompts
-from infalign.method.laws import Law, Measure, best_of, of_rewarded
-from infalign.method.optimum import Objective, Optimal, optimum
+from infalign.method.laws import KLOver, Law, best_of, of_rewarded
+from infalign.method.optimum import Goal, Optimal, optimum
 from infalign.method.procedures import RankProcedure, Served, Standard, rewinds
 from infalign.method.roots import check_strength, find_log_beta
 from infalign.method.shapings import Shaping, as_shaping, budget_beta, log_ratios, mean_kl, shape_rollouts
@@ -125,7 +125,7 @@ class Best(Tilt):
 class StoredOptimum(Aim):
     """The optimum for a procedure on stored rewards, exact where they tie; unless they are 0 or 1 for an objective."""
 
-    objective: Objective | None = None
+    objective: Goal | None = None
     procedure: RankProcedure = field(default_factory=Standard)
     by_procedure: ClassVar[bool] = True
 
@@ -153,7 +153,7 @@ class StoredOptimum(Aim):
 class WinRateOptimum(StoredOptimum):
     """The optimum for the win rate; where no rewards tie, at the β of continuous ranks."""
 
-    objective: Objective = "win-rate"
+    objective: Goal = "win-rate"
     name = "optimum"
 
     def law(self, rewards_PK: ArrayLike) -> Law:
@@ -195,12 +195,12 @@ def tilted(
     return Law(log_ratios(shape_rollouts(shaped_by, rewards), law_beta), rewards, shaped_by, law_beta, spent, over)
 
 
-def _strength(shaping: Shaping, sorted_PK: Array, kl: float | None, beta: float | None) -> tuple[float, float, Measure]:
+def _strength(shaping: Shaping, sorted_PK: Array, kl: float | None, beta: float | None) -> tuple[float, float, KLOver]:
     """Return the trainer's β, the KL that it spends, and which KL that is: given one of both, the other."""
     transform, tied_P = shaping.transform, tied_prompts(sorted_PK)
     by_rollouts_P = np.full(len(tied_P), True) if transform is None else tied_P
     share, shaped_PK = float(by_rollouts_P.mean()), shape_rollouts(shaping, sorted_PK[by_rollouts_P])
-    over: Measure = "rollouts" if share else "ranks"
+    over: KLOver = "rollouts" if share else "ranks"
 
     def spent(beta: float) -> float:
         over_rollouts = share * mean_kl(shaped_PK, beta) if share else 0.0

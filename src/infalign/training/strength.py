@@ -119,12 +119,10 @@ def _measure(model: Any, reference: Any, rows: Rows, procedure: Served) -> tuple
     rewards_R, gain_P, first = np.array([row["reward"] for row in rows], float), list[float](), 0
     binary = bool(np.isin(rewards_R, (0.0, 1.0)).all())
     for _, of_prompt in groupby(rows, key=itemgetter("prompt_id")):
-        own = slice(first, first := first + len([*of_prompt]))
-        gain_P.append(
-            served_gain(
-                rewards_R[own], np.exp((h_R[own] - h_R[own].max()).clip(min=LEAST_LOG_WEIGHT)), procedure, binary=binary
-            )
-        )
+        own = slice(first, first + len([*of_prompt]))
+        first = own.stop
+        weights = np.exp((h_R[own] - h_R[own].max()).clip(min=LEAST_LOG_WEIGHT))
+        gain_P.append(served_gain(rewards_R[own], weights, procedure, binary=binary))
     needed = min(MIN_EFFECTIVE_ROLLOUTS, len(rows) / 4)
     return float(kl_R.mean()), estimate(gain_P, confidence=CONFIDENCE), float(effective / needed)
 

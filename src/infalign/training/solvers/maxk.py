@@ -9,7 +9,7 @@ from pydantic import Field
 
 from infalign.method.group_advantages import credit, served_win_rate
 from infalign.method.laws import Law
-from infalign.method.optimum import Objective
+from infalign.method.optimum import Goal
 from infalign.method.procedures import Extreme, Served, is_extreme
 from infalign.method.shapings import NotByRank, Raw
 from infalign.theory.aims import Aim, StoredOptimum, WinRateOptimum
@@ -54,7 +54,7 @@ class Settings(OnPolicy):
     """
 
     solver: Literal["maxk"]
-    objective: Objective = Field(
+    objective: Goal = Field(
         "win-rate", description="maximize the served policy's win rate over the served reference, or its mean reward"
     )
 
