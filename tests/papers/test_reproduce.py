@@ -29,10 +29,10 @@ SEEDS = (0, 1)
 def recipe(root: Path) -> Recipe:
     """Return a recipe whose reward model is small, but learns what a phrase says, and whose judge is the gold."""
     settings = micro.settings(root / "run") | {"judge": micro.GOLD, "gold": None, "procedure": "best-of-2"}
-    settings["data"] = {"sources": [{"world": 240}], "max_prompt_tokens": 150, "test_fraction": 0.2}
+    settings["data"] = {"sources": [{"world": 400}], "max_prompt_tokens": 150, "test_fraction": 0.2}
     policy = root / "policy"
     settings["policy"] = {"model": str(policy) if policy.exists() else micro.write_policy(policy)}
-    settings["rollout"] = {"prompts": 96, "k": 12, "max_new_tokens": 12}  # of fewer nothing significant is learned
+    settings["rollout"] = {"prompts": 240, "k": 12, "max_new_tokens": 12}  # of fewer nothing significant is learned
     settings["reward"] = {"fit": micro.FIT | {"epochs": 4, "learning_rate": 1e-2, "batch_size": 16}}
     guided = {"guide": {"trunk": "reward"}, "fit": micro.FIT | {"epochs": 4, "learning_rate": 1e-2}}
     settings["policies"] = {"aware": settings["policies"]["aware"] | guided}  # a guide spends its budget
