@@ -39,8 +39,8 @@ def test_a_student_reaches_its_teacher(case: Enumerable, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("distils", [False, True])
-def test_a_model_that_does_not_pack_learns_the_same(distils: bool, tmp_path: Path) -> None:
-    """A window longer than every text changes nothing but how the passes are made."""
+def test_padded_batches_teach_the_same(distils: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """A window longer than every text changes nothing but how the passes are made, which is said."""
     law, texts = best_of([[0.0, 1.0]] * 20, 2), {"prompt_ids": [1, 2], "reference_logprob": 0.0}
     rows = [texts | {"prompt_id": str(p), "completion_ids": [3, 4 + i, p][: 3 - i]} for p in range(20) for i in (0, 1)]
     logs = []
@@ -52,6 +52,7 @@ def test_a_model_that_does_not_pack_learns_the_same(distils: bool, tmp_path: Pat
         logs.append([row["eval_loss"] for row in history if "eval_loss" in row])
     assert logs[0] == pytest.approx(logs[1], rel=1e-4)
     assert logs[0][-1] != pytest.approx(logs[0][0], rel=1e-2)
+    assert len([warned for warned in recwarn if "not packed" in str(warned.message)]) == 1
 
 
 @pytest.mark.slow

@@ -291,6 +291,8 @@ _GUARDS = WeakKeyDictionary[Any, _Guard]()
 
 
 def _guard(tokenizer: Any, tools: Tools = None) -> _Guard:
+    from jinja2 import TemplateError
+
     template = tokenizer.get_chat_template(tools=tools)
     if tokenizer in _GUARDS and _GUARDS[tokenizer].template == template:
         return _GUARDS[tokenizer]
@@ -298,7 +300,7 @@ def _guard(tokenizer: Any, tools: Tools = None) -> _Guard:
     control = _pattern(t.content for t in added if t.special or (t.content in template and t.content.strip()))
     around = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
     probe = [{"role": role, "content": BREAK} for role in ("user", "assistant", "user", "assistant")]
-    with suppress(Exception):  # there are templates that refuse it
+    with suppress(TemplateError):  # there are templates that refuse it
         around |= {*control.findall(tokenizer.apply_chat_template(probe, chat_template=template, tokenize=False))}
     structure = _pattern(token for token in around if "think" not in token.lower())
     _GUARDS[tokenizer] = _Guard(template, control, structure)

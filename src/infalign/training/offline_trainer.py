@@ -3,11 +3,12 @@
 The caller chooses the loss: `RolloutRegression`, or `Distillation`.
 """
 
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, compress, groupby
 from math import ceil
 from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +25,7 @@ from infalign.method.calibration import Array
 from infalign.method.laws import Law
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.logits import kl_from
-from infalign.models.packed import PackedBatch, can_pack, packing_if_possible
+from infalign.models.packed import PackedBatch, can_pack, packing
 from infalign.models.settings import PROMPT_EXAMPLES, Fit
 from infalign.models.top_layers import starting_from_states
 from infalign.training.common import Fitted, LossTrainer, run_training, starting_weights, trainer_config, with_adapter
@@ -89,9 +90,11 @@ def fit_to_rollouts(
     """
     training, evaluation = _examples(loss.objective, *split_prompts(rollouts, law), fit, job.seed)
     models = (model,) if loss.teacher is None else (model, loss.teacher)
-    if any(isinstance(one, GuidedForCausalLM) and not can_pack(one) for one in models):
+    packs = [can_pack(one) for one in models]
+    if any(isinstance(one, GuidedForCausalLM) and not packable for one, packable in zip(models, packs, strict=True)):
         raise ConfigError("a guide's model has layers without full attention; leave guide out")
-    passes = [*map(packing_if_possible, models)]
+    if not all(packs):
+        warnings.warn("a model has layers without full attention: responses are not packed, slower", stacklevel=2)
     adapted = with_adapter(model, fit, TaskType.CAUSAL_LM)
     start = starting_weights(adapted)
     trainer = LossTrainer(
@@ -103,8 +106,8 @@ def fit_to_rollouts(
         data_collator=partial(_collate, rollouts),
     )
     with ExitStack() as stack:
-        for packing in passes:
-            stack.enter_context(packing)
+        for one in compress(models, packs):
+            stack.enter_context(packing(one))
         stack.enter_context(starting_from_states(model, fit.last_layers))
         return replace(run_training(trainer, job), start=start)
 
