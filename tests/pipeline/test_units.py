@@ -13,9 +13,9 @@ from rich.console import Console
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.core.progress import OnProgress, SoFar
-from infalign.pipeline.records import Record, records
-from infalign.pipeline.scheduler import Remaining, run_units
-from infalign.pipeline.units import Summary, Unit
+from infalign.pipeline.records import Record, record_path, records
+from infalign.pipeline.scheduler import Remaining, begin, run_units
+from infalign.pipeline.units import Summary, Unit, identify
 from infalign.pipeline.workers import Workers
 
 
@@ -33,14 +33,12 @@ def join(output: Path, paths: Sequence[Path], *, on_progress: OnProgress) -> Sum
 def count(folder: Path, numbers: int, *, on_progress: OnProgress) -> Summary:
     """Write a file for each number that has none yet; the file ``stop`` stops it before the third."""
     folder.mkdir(exist_ok=True)
-    made = 0
-    for number in range(numbers):
+    left = [number for number in range(numbers) if not (folder / str(number)).exists()]
+    for number in left:
         if number == 2 and (folder.parent / "stop").exists():
             raise DataError("stopped")
-        if not (folder / str(number)).exists():
-            (folder / str(number)).touch()
-            made += 1
-    return {"made": made}
+        (folder / str(number)).touch()
+    return {"made": len(left)}
 
 
 def counted(folder: Path, numbers: int) -> SoFar:
@@ -59,10 +57,9 @@ def made(output: Path, work: Any, *given: Any, kind: str = "", needs: Sequence[P
 def toys(root: Path, *, first: str = "a", last: str = "b", numbers: int = 3) -> list[Unit]:
     """Return four units: two texts, their join, and a folder that grows."""
     outputs, folder = (root / "first", root / "last"), root / "count"
-    pairs = zip(outputs, (first, last), strict=True)
     grows = {"extent": {"count": {"numbers": numbers}}, "so_far": partial(counted, folder, numbers)}
     return [
-        *(made(output, write, text, kind="text", settings={"text": text}) for output, text in pairs),
+        *(made(outputs[i], write, text, kind="text", settings={"text": text}) for i, text in enumerate((first, last))),
         made(root / "join", join, outputs, needs=outputs),
         made(folder, count, numbers, **grows),
     ]
@@ -139,18 +136,21 @@ def test_a_stopped_unit_is_continued(tmp_path: Path) -> None:
 
 
 def test_what_reads_an_output_that_is_made_again_differently_starts_anew(tmp_path: Path) -> None:
-    """As samples of a model that was trained again elsewhere: those of the old one are not continued."""
-
+    """As samples of a model that was trained again; what a cluster made of both before either is recorded is kept."""
     model, samples, scores = (tmp_path / name for name in ("model", "samples", "scores"))
     found = list[list[int]]()
-    for text, numbers in (("one", 2), ("one", 3), ("other", 3)):
+    for text, numbers in (("one", 2), ("one", 3), ("other", 3), ("other", 4)):
         extent = {"count": {"numbers": numbers}}
         drawn = made(samples, count, numbers, needs=[model], extent=extent)
-        run(tmp_path, [made(model, write, text), drawn, made(scores, count, numbers, needs=[samples], extent=extent)])
+        units = [made(model, write, text), drawn, made(scores, count, numbers, needs=[samples], extent=extent)]
+        for unit in units[1:] * (numbers == 4):
+            record_path(tmp_path, unit.name).unlink()
+            begin(tmp_path, unit, identify(units)[unit.name])
+        run(tmp_path, units)
         found.append([records(tmp_path)[name]["summary"]["made"] for name in ("samples", "scores")])
-        if numbers == 3:
+        if found == [[2, 2], [1, 1]]:
             model.unlink()
-    assert found == [[2, 2], [1, 1], [3, 3]]
+    assert found == [[2, 2], [1, 1], [3, 3], [1, 1]]
 
 
 def test_a_function_may_stop_the_run_after_any_unit(tmp_path: Path) -> None:

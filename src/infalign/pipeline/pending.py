@@ -102,8 +102,8 @@ def attempt(base: str, needs: Iterable[str], root: Path) -> str:
     content = hashlib.blake2b(digest_size=16)
     for name in needs:
         record, started = record_path(root, name), started_path(root, name)
-        made = read_record(record) if record.is_file() else None  # another process has yet to write it
-        grows = made is not None and made["extent"] and started.is_file()
+        made = read_record(record) if record.is_file() else None  # another process, or a cluster, has yet to write it
+        grows = started.is_file() and (made is None or made["extent"])
         content.update((started.read_text() if grows else json.dumps(made and made["output"], sort_keys=True)).encode())
     return f"{base} {content.hexdigest()}"
 
