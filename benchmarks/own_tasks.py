@@ -12,9 +12,10 @@ table of what there is. Intervals: 95 %, over seeds and prompts.
 
 import json
 import random
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -38,6 +39,7 @@ def check(responses, answer):
 """
 LETTERS = "abcdefghij"
 CHOSEN_ON = 9
+OWN, HAND = "run", "hand"  # run directories: of the defaults, and of settings by hand beside them
 PASSES = {"short": 0.4, "long": 1.5}  # as long as the default, and four times as long
 RATES = {True: (5e-4, 1e-3, 2e-3), False: (1e-4, 3e-4, 1e-3)}  # of a guide, and of the whole model
 BY_HAND = {
@@ -151,12 +153,17 @@ def prepared(root: Path, name: str, seed: int) -> Path:
     return folder
 
 
-def run(root: Path, name: str, seed: int, by_hand: Iterable[str] = ()) -> Path:
-    """Run a task's recipe, with policies of these settings beside its own; return the run directory."""
-    folder = prepared(root, name, seed)
+def run(root: Path, name: str, seed: int, by_hand: Sequence[str] = ()) -> Path:
+    """Run a task's recipe, or in a copy, `HAND`, policies of these settings beside its own; return the run directory.
+
+    A method is compared at one KL by all of its policies in a run, and the default is to be compared alone.
+    """
+    folder, own = prepared(root, name, seed), HAND if by_hand else OWN
+    if by_hand and (folder / OWN).exists() and not (folder / HAND).exists():
+        shutil.copytree(folder / OWN, folder / HAND)
     recipe = YAML(typ="safe").load(folder / "recipe.yaml")
     aware = {key: recipe["policies"]["aware"][key] for key in ("transform", "kl_budget")}
-    settings: dict[str, Any] = {"run_dir": "run", "seed": seed, **(SHORT if TASKS[name].short else {})}
+    settings: dict[str, Any] = {"run_dir": own, "seed": seed, **(SHORT if TASKS[name].short else {})}
     for hand in by_hand:
         guided, rate, epochs = BY_HAND[hand]
         fit = {"epochs": epochs, "batch_size": 128, "learning_rate": rate}
@@ -165,7 +172,7 @@ def run(root: Path, name: str, seed: int, by_hand: Iterable[str] = ()) -> Path:
         settings["gold"] = {"function": "infalign.world:gold"}  # the truth, which trains nothing
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     infalign(folder, "run", "recipe.yaml", *words)
-    return folder / "run"
+    return folder / own
 
 
 class Lead(NamedTuple):
@@ -205,11 +212,12 @@ def cell(values: Sequence[float]) -> str:
 
 def finished(root: Path, name: str, seed: int) -> dict[str, Lead]:
     """Return what is known of a run, by policy; nothing where it is not done."""
-    run_dir = place(root, name, seed) / "run"
-    if not (run_dir / "results.json").exists():
-        return {}
-    trained = json.loads((run_dir / "results.json").read_bytes())["policies"]
-    return {policy: lead(run_dir, policy) for policy in trained if policy not in ("reference", "ordinary")}
+    known = {}
+    for run_dir in (place(root, name, seed) / HAND, place(root, name, seed) / OWN):  # the default's own run is the last
+        if (run_dir / "results.json").exists():
+            trained = json.loads((run_dir / "results.json").read_bytes())["policies"]
+            known |= {policy: lead(run_dir, policy) for policy in trained if policy not in ("reference", "ordinary")}
+    return known
 
 
 def best_by_hand(root: Path, name: str) -> str | None:
