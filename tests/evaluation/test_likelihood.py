@@ -138,21 +138,21 @@ def test_the_model_is_put_back_into_its_mode(training):
 
 
 def test_unanswerable_questions_are_errors(policy):
-    """An empty prompt, unequal lists and another vocabulary are refused with the reason."""
+    """An empty prompt, unequal lists, another vocabulary, a token that is never drawn: refused with the reason."""
     with pytest.raises(DataError, match=r"row 1: the prompt has no tokens"):
         response_logprobs(policy, [[2], []], [[3], [3]])
     with pytest.raises(DataError, match=r"numbers of prompts \(2\) and completions \(1\) differ"):
         response_logprobs(policy, [[2], [2]], [[3]])
     with pytest.raises(ConfigError, match=r"shape \(1, 6\) \(policy\) and \(1, 7\)"):
         rao_blackwell_kl(policy, tiny_llama(0, vocabulary=7), [[2]], [[3]], batch_tokens=9)
+    with pytest.raises(DataError, match="token 1, to which the policy gives probability 0; pass the model"):
+        one_token([1.0, 0.0], [0.5, 0.5], 1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("order", [1, -1])
 def test_broken_logits_are_an_error(bad, order):
-    """NaN or infinite logits of either model are refused, and a token that the policy never draws."""
-    with pytest.raises(DataError, match="token 1, to which the policy gives probability 0; pass the model"):
-        one_token([1.0, 0.0], [0.5, 0.5], 1)
+    """NaN or infinite logits of either model are refused."""
     pair = (torch.zeros(1, 3), torch.tensor([[0.0, bad, 0.0]]))[::order]
     with pytest.raises(ConfigError, match="NaN or infinite logits"):
         token_kl(*pair, torch.tensor([0]))
