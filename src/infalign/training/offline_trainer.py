@@ -94,7 +94,8 @@ def fit_to_rollouts(
     if any(isinstance(one, GuidedForCausalLM) and not packable for one, packable in zip(models, packs, strict=True)):
         raise ConfigError("a guide's model has layers without full attention; leave guide out")
     if not all(packs):
-        warnings.warn("a model has layers without full attention: responses are not packed, slower", stacklevel=2)
+        why = "a model has layers without full attention"
+        warnings.warn(f"{why}, so its responses are not packed: training is slower", stacklevel=2)
     adapted = with_adapter(model, fit, TaskType.CAUSAL_LM)
     start = starting_weights(adapted)
     trainer = LossTrainer(
