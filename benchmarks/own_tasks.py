@@ -158,12 +158,12 @@ def run(root: Path, name: str, seed: int, by_hand: Sequence[str] = ()) -> Path:
 
     A method is compared at one KL by all of its policies in a run, and the default is to be compared alone.
     """
-    folder, own = prepared(root, name, seed), HAND if by_hand else OWN
+    folder, run_dir = prepared(root, name, seed), HAND if by_hand else OWN
     if by_hand and (folder / OWN).exists() and not (folder / HAND).exists():
         shutil.copytree(folder / OWN, folder / HAND)
     recipe = YAML(typ="safe").load(folder / "recipe.yaml")
     aware = {key: recipe["policies"]["aware"][key] for key in ("transform", "kl_budget")}
-    settings: dict[str, Any] = {"run_dir": own, "seed": seed, **(SHORT if TASKS[name].short else {})}
+    settings: dict[str, Any] = {"run_dir": run_dir, "seed": seed, **(SHORT if TASKS[name].short else {})}
     for hand in by_hand:
         guided, rate, epochs = BY_HAND[hand]
         fit = {"epochs": epochs, "batch_size": 128, "learning_rate": rate}
@@ -172,7 +172,7 @@ def run(root: Path, name: str, seed: int, by_hand: Sequence[str] = ()) -> Path:
         settings["gold"] = {"function": "infalign.world:gold"}  # the truth, which trains nothing
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     infalign(folder, "run", "recipe.yaml", *words)
-    return folder / own
+    return folder / run_dir
 
 
 class Lead(NamedTuple):
@@ -211,9 +211,9 @@ def cell(values: Sequence[float]) -> str:
 
 
 def finished(root: Path, name: str, seed: int) -> dict[str, Lead]:
-    """Return what is known of a run, by policy; nothing where it is not done."""
+    """Return what is known of a task and a seed, by policy; nothing where no run is done."""
     known = {}
-    for run_dir in (place(root, name, seed) / HAND, place(root, name, seed) / OWN):  # the default's own run is the last
+    for run_dir in (place(root, name, seed) / which for which in (HAND, OWN)):  # of the default its own run counts
         if (run_dir / "results.json").exists():
             trained = json.loads((run_dir / "results.json").read_bytes())["policies"]
             known |= {policy: lead(run_dir, policy) for policy in trained if policy not in ("reference", "ordinary")}

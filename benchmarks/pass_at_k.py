@@ -8,7 +8,7 @@ brought to one KL by a factor on its log-ratio to the reference. `most pass@8` i
 a KL term have it in the reward, and β is steered to the KL while they train; the others spend what they spend. ``demo``
 trains none but the demo's own, ``forms`` besides them a student of `aware` and plain models (`FORMS`).
 ``FOLDER/demo.png`` shows the demo's policies. What is done is not repeated. Intervals: 95 %, over seeds and prompts.
-Twenty minutes of one core per seed, five with ``demo``.
+Twenty minutes of one core per seed, five with ``demo``, eight with ``forms``.
 """
 
 import re

@@ -143,7 +143,7 @@ def test_what_reads_an_output_that_is_made_again_differently_starts_anew(tmp_pat
         extent = {"count": {"numbers": numbers}}
         drawn = made(samples, count, numbers, needs=[model], extent=extent)
         units = [made(model, write, text), drawn, made(scores, count, numbers, needs=[samples], extent=extent)]
-        for unit in units[1:] * (numbers == 4):
+        for unit in units[1:] if numbers == 4 else []:
             record_path(tmp_path, unit.name).unlink()
             begin(tmp_path, unit, identify(units)[unit.name])
         run(tmp_path, units)
