@@ -9,6 +9,7 @@ over responses drawn; means over seeds, 95 % intervals over seeds and prompts. W
 seeds that are done can be drawn at any time. About an hour of an idle core per seed.
 """
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,9 +24,10 @@ from pass_at_k import (
     GROUP,
     GUIDE,
     LENGTH,
+    OBJECTIVES,
     PROMPTS,
     SERVED,
-    STEPS,
+    TUNED,
     Rival,
     World,
     best_at_kl,
@@ -40,9 +42,9 @@ from seeds import Trained
 from infalign import fit, optimum, sample, score
 
 KS = (1, 8, 64)
-BUDGETS, NS = (0.02, 0.05, 0.2, 0.6, 1.5), (2, 3, 5, 12, 40)  # nats; of Best-of-n, which has no budget
-WEIGHTS, OBJECTIVES = (0.0, 0.03, 0.1, 0.3, 1.0), ("pass@8", "rloo", "grpo", "maxrl")
-SNAPSHOTS = (1, 10, 50, 125, 250, STEPS)
+BUDGETS, NS = (0.02, 0.05, 0.2, 0.6, 1.5), (2, 3, 5, 12, 32)  # nats; of Best-of-n, which has no budget
+WEIGHTS = (0.0, 0.03, 0.1, 0.3, 1.0)
+SNAPSHOTS = (1, 10, 50, 125, 250, 500)
 K, MOST_PROMPTS, FEW = 32, 4000, (16, 64, 256, 1024)  # prompts with K rollouts each
 LIMITS = {k: np.geomspace(0.02, most, 12) for k, most in ((1, 1.5), (8, 1.5), (64, 0.15))}  # nats; pass@64 is 100 there
 COLORS = {
@@ -78,7 +80,7 @@ class Done(NamedTuple):
 
 def seed_of(folder: Path, seed: int) -> Done:
     """Train what is missing of a seed and return its points."""
-    keys = {name: name.replace(" ", "-") for name in OFFLINE}  # names of policies have no blanks
+    keys = {name: re.sub(r"[ .]", "-", name) for name in OFFLINE}  # as policies are named
     root = train_offline("demo", folder, seed, {keys[name]: policy for name, policy in OFFLINE.items()})
     world, stored = World(root), root / "frontier"
     stored.mkdir(exist_ok=True)
@@ -103,10 +105,10 @@ def seed_of(folder: Path, seed: int) -> Done:
     for prompts in FEW:
         add(f"few {prompts}", *laws(f"few {prompts}", partial(fitted, world, prompts, seed)), prompts * K)
     for objective, weight in product(OBJECTIVES, WEIGHTS):
-        name = f"{objective} {weight:g}"
-        found = laws(name, partial(on_policy, world, Rival(objective, objective, weight), seed))
+        name, rate = f"{objective} {weight:g}", TUNED[weight > 0.0][objective]
+        found = laws(name, partial(on_policy, world, Rival(objective, objective, weight, rate), seed))
         for steps, law_PA in zip(SNAPSHOTS, found, strict=True):
-            add(name if steps == STEPS else f"{name} after {steps}", law_PA, steps * PROMPTS * GROUP)
+            add(name if steps == SNAPSHOTS[-1] else f"{name} after {steps}", law_PA, steps * PROMPTS * GROUP)
     for k, nats in chain.from_iterable(product([k], LIMITS[k]) for k in KS):
         add(f"limit {k} {nats:g}", best_at_kl(base, world.right_PA, k, nats))
     return Done(world.asked, points)

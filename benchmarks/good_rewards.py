@@ -4,11 +4,11 @@
 reference, rollouts and judge are made once; each of `REWARDS` scores the same rollouts, trains `aware` (exp:10) and
 `raw` (ordinary RLHF) from itself, and selects the best of four. Printed per reward model: Spearman's correlation within
 prompts with the truth, which only this world has, and with the judge, which a user has too; by how many points `aware`
-is ahead of `raw` at one KL by the reward, the judge and the truth, and of the reference by the truth; and theory's lead
-by the truth for policies that know the reward's ranks exactly, if scores and truth are normal with this correlation.
+is ahead of `raw` at one KL by the reward, the judge and the truth, and of the reference by the truth; and what would be
+left by the truth of the lead by the reward if the reward were the truth with independent noise (`left_by_truth`).
 ``FOLDER/good-rewards.png`` shows the leads over both correlations. Means over seeds, 95 % intervals over seeds and
-prompts. What is done is not repeated, so the seeds that are done can be printed at any time. Not timed; a dry run says
-five minutes of two cores per reward model.
+prompts. What is done is not repeated, so the seeds that are done can be printed at any time. 35 minutes of an idle core
+per seed.
 """
 
 import json
@@ -46,7 +46,8 @@ COMMON = [
     "evaluate.prompts=200",
 ]
 JUDGES = {"reward": "the reward", "judge": "the judge", "gold": "the truth"}
-OURS, ORDINARY = "exp:10", "raw"  # methods
+OURS, ORDINARY = "aware", "raw"  # policies
+BY_REWARD = "ahead by the reward"
 KL, CORRELATIONS = 0.6, np.linspace(0.0, 0.99, 34)
 
 
@@ -66,23 +67,25 @@ def seed_of(folder: Path, number: str, reward: str, settings: Sequence[str]) -> 
     return Seed.of_run(root)
 
 
-def theory(spearman: float, procedure: str, kl: float) -> float:
-    """Return theory's lead by the truth in points, of `OURS` over the identity, both selected by the reward.
+def left_by_truth(spearman: float, procedure: str, kl: float) -> float:
+    """Return which part of exp:10's lead over the identity by the reward is left by the truth, if errors are noise.
 
-    Reward and truth are normal scores with the correlation ρ = 2·sin(π/6·Spearman's): what is served has the reward s
-    and the truth ρs + √(1 − ρ²)·noise, so that ours beats s₀ of the reference with probability Φ(ρ(s − s₀)/√(2 − 2ρ²)).
+    Reward and truth are normal scores with the correlation ρ = 2·sin(π/6·Spearman's), and a policy knows the reward's
+    ranks only: what is served has the reward s and the truth ρs + √(1 − ρ²)·noise, so that ours beats s₀ of the
+    reference with probability Φ(ρ(s − s₀)/√(2 − 2ρ²)).
     """
     served, rho = parse_procedure(procedure), 2.0 * np.sin(np.pi / 6.0 * spearman)
 
-    def win_rate(transform: str) -> float:
+    def win_rates(transform: str) -> np.ndarray:
         law = law_at_kl(transform, kl=kl)
         score = np.where(law.u < 0.5, ndtri(law.u), -ndtri(law.v))
         mass = law.weight * served.density(law.cdf) * law.density
         theirs = law.weight * served.density(law.u)
         wins = ndtr(rho * (score[:, None] - score) / np.sqrt(2.0 - 2.0 * rho**2))
-        return float(mass @ wins @ theirs)
+        return np.array([mass @ wins @ theirs, law.win_rate(served)])
 
-    return 100.0 * (win_rate(OURS) - win_rate("identity"))
+    by_truth, by_reward = win_rates("exp:10") - win_rates("identity")
+    return float(by_truth / by_reward)
 
 
 def of_seed(seed: Seed) -> dict[str, Trained]:
@@ -93,11 +96,12 @@ def of_seed(seed: Seed) -> dict[str, Trained]:
         for name in ("gold", "judge")
     }
     ahead = dict(leads(seed))
+    ours, ordinary = (seed.recipe.policies[name].method for name in (OURS, ORDINARY))
     for name, said in JUDGES.items():
-        if (lead := ahead.get(f"{OURS} over {ORDINARY}, {name}")) is not None:
+        if (lead := ahead.get(f"{ours} over {ordinary}, {name}")) is not None:
             found[f"ahead by {said}"] = lead
     procedure = seed.recipe.procedure
-    wins = seed.evaluated.wins("aware", [procedure])["gold"][procedure.name]
+    wins = seed.evaluated.wins(OURS, [procedure])["gold"][procedure.name]
     found["over the reference by the truth"] = seed.trained(100.0 * (wins - 0.5))
     return found
 
@@ -128,8 +132,9 @@ def draw(measured: Mapping[str, Sequence[Mapping[str, Trained]]], procedure: str
             axes.set(
                 xlabel=f"agreement of the reward with {JUDGES[by]}", ylabel=f"aware over ordinary, {procedure}, points"
             )
-        curve = [theory(one, procedure, KL) for one in CORRELATIONS]
-        row[0].plot(CORRELATIONS, curve, ":", color=COLORS[2], label="by the truth, theory")
+        most = np.mean([one[BY_REWARD].mean for seeds in measured.values() for one in seeds if BY_REWARD in one])
+        curve = [most * left_by_truth(one, procedure, KL) for one in CORRELATIONS]
+        row[0].plot(CORRELATIONS, curve, ":", color=COLORS[2], label="by the truth, if errors were noise")
         row[0].legend()
         save(figure, path)
 
@@ -145,15 +150,19 @@ def main() -> None:
             measured.setdefault(reward, []).append(of_seed(seed))
     procedure = seed.recipe.procedure.name
     agreements = [f"agreement with {JUDGES[name]}" for name in ("gold", "judge")]
-    columns = [*agreements, *(f"ahead by {said}" for said in JUDGES.values()), "over the reference by the truth"]
-    print(f"| reward model | {' | '.join(columns)} | theory by the truth |\n{'|---' * (2 + len(columns))}|")
+    columns = ["over the reference by the truth", *agreements, *(f"ahead by {said}" for said in JUDGES.values())]
+    print(f"| reward model | {' | '.join(columns)} | the same, if errors were noise |\n{'|---' * (2 + len(columns))}|")
     for reward, seeds in measured.items():
         cells = [
             shown([one[column] for one in seeds if column in one], len(seeds), 2 if column in agreements else 1)
             for column in columns
         ]
-        known = float(np.mean([one[agreements[0]].mean for one in seeds]))
-        print(f"| {reward} | {' | '.join(cells)} | {theory(known, procedure, KL):.1f} |")
+        noise = [
+            one[BY_REWARD].mean * left_by_truth(one[agreements[0]].mean, procedure, KL)
+            for one in seeds
+            if BY_REWARD in one
+        ]
+        print(f"| {reward} | {' | '.join(cells)} | {np.mean(noise):.1f} |")
     draw(measured, procedure, Path(folder) / "good-rewards.png")
 
 
