@@ -4,13 +4,13 @@
 
 Plain LoRA adapters of SmolLM2-135M-Instruct on the recipe `smollm2-letters`: for pass@8, as ordinary RLHF, and by
 fine-tuning on the best of n (`POLICIES`), each trained for its KL and as the run saves it. On the task: KL, pass@1 and
-pass@8. Elsewhere: pass@1 in `TASKS` of reasoning-gym, with examples; the log-likelihood of the replies of dialogues,
+pass@8. Elsewhere: pass@1 in `TASKS`, with examples; the log-likelihood of the replies of dialogues,
 in nats per token; KL and length of replies to the first turns of others. All as differences to the reference.
 INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.jsonl.gz``. Printed: means over seeds
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
-seeds. ``FOLDER/forgetting.png`` shows the losses over the gain. Models draw with the same random numbers. What is done
-is not repeated. Further words are settings, such as compute.processes=1. Not timed; estimated: two hours of an idle
-core per seed.
+seeds. ``FOLDER/forgetting.png`` shows the losses over the gain. Models draw with the same random numbers, in bfloat16;
+KL and log-likelihood are in float32. What is done is not repeated. Further words are settings, such as
+compute.processes=1. Not timed; estimated: two hours per seed of an idle core that computes in bfloat16.
 """
 
 import gzip
@@ -33,21 +33,23 @@ from plots import INK, LOOKS, STYLE, panels, save
 from run_files import test_prompts
 from scipy.stats import spearmanr
 from seeds import mean_over_seeds, read_words
+from transformers import AutoModelForCausalLM
 
 from infalign import Policy, Rollouts, pass_at_k, rao_blackwell_kl, sample, score
 
 BUDGETS, NS = (0.05, 0.3, 1.5), (2, 6, 30)  # nats; of Best-of-n, which has no budget
-FIT = "fit: {lora: {rank: 16}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1}"
+FIT = "fit: {lora: {rank: 16}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1, bf16: true}"
 POLICIES = {
     **{f"aware-{100 * kl:.0f}": f"{{transform: optimal, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
     **{f"ordinary-{100 * kl:.0f}": f"{{transform: raw, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
     **{f"best-of-n-{n}": f"{{solver: bon-sft, n: {n}, {FIT}}}" for n in NS},
 }
 METHODS = ("aware", "ordinary", "best-of-n")
-TASKS = ("chain_sum", "spell_backward", "number_sequence")
+TASKS = ("number_sequence", "evens", "weekday")  # of `candidates.py`, which the reference solves at times
 CHECKER = "infalign.rewards.checkers:math_verify"
-ON_TASK, ELSEWHERE, SAMPLES = 200, 64, 4  # prompts, and samples of each model for each
-DIALOGUES, MOST_CHARACTERS, REPLY = 200, 1200, 64  # REPLY: tokens
+ON_TASK, ELSEWHERE, SAMPLES = 200, 64, 8  # prompts, and samples of each model for each of a task elsewhere
+DIALOGUES, MOST_CHARACTERS = 64, 1200
+REPLY, OF_KL = 256, 64  # tokens of a general reply at most, and those along which it has a KL
 GAINS = ("KL on the task", "pass@1", f"pass@{SERVED}")
 LOSSES = (*TASKS, "log-likelihood", "KL elsewhere", "length")
 Measured = dict[str, float]
@@ -92,32 +94,38 @@ def likelihood(policy: Policy, rows: Sequence[Dialogue]) -> float:
     return float(np.mean(found))
 
 
-def drawn_kl(policy: Policy, reference: Policy, drawn: Rollouts, most: int = SAMPLES) -> float:
-    """Return the KL of a policy to the reference along its own responses, at most so many of a prompt, in nats."""
-    rows = drawn.drawn.filter(np.arange(drawn.drawn.num_rows) % drawn.k < most)
-    asked = [ids for ids in drawn.prompts.token_ids for _ in range(min(most, drawn.k))]
-    return float(rao_blackwell_kl(policy.model, reference.model, asked, rows["token_ids"].to_pylist()).mean())
+def drawn_kl(policy: Policy, reference: Policy, drawn: Rollouts) -> float:
+    """Return the KL of a policy to the reference along the start of its first response to each prompt, in nats."""
+    first = [ids[:OF_KL] for ids in drawn.drawn["token_ids"].to_pylist()[:: drawn.k]]
+    return float(rao_blackwell_kl(policy.model, reference.model, drawn.prompts.token_ids, first).mean())
+
+
+def in_bfloat16(policy: Policy) -> Policy:
+    """Return a policy as it is served on a machine that computes in bfloat16, which halves the time of sampling."""
+    place = policy.model.name_or_path
+    return Policy(AutoModelForCausalLM.from_pretrained(place, dtype=torch.bfloat16).eval(), policy.tokenizer)
 
 
 def measure(root: Path, place: str | Path, seed: int) -> Measured:
     """Return what a model has on the task, and elsewhere."""
     policy, reference = Policy.of(place), Policy.of(REFERENCE)
+    served = in_bfloat16(policy)
     asked = test_prompts(root, ON_TASK)
     answers = [json.loads(columns)["answer"] for columns in asked["columns"]]
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(asked["prompt"], answers, strict=True)]
-    own = sample(policy, rows, 2 * SERVED, seed=seed, max_new_tokens=1)
+    own = sample(served, rows, 2 * SERVED, seed=seed, max_new_tokens=1)
     right = score(CHECKER, own)
     found = {"KL on the task": drawn_kl(policy, reference, own)}
     found |= {f"pass@{k}": 100.0 * pass_at_k(right, k).mean for k in (1, SERVED)}
     for task in TASKS:
-        others = sample(policy, rows_of(task, ELSEWHERE, seed), SAMPLES, seed=seed, max_new_tokens=LONGEST)
+        others = sample(served, rows_of(task, ELSEWHERE, seed), SAMPLES, seed=seed, max_new_tokens=LONGEST)
         found[task] = 100.0 * score(check, others).mean()
     every = dialogues()
     known = [*islice(every, DIALOGUES)]
     found["log-likelihood"] = likelihood(policy, known)
     firsts = {one.prompt[0]["content"]: None for one in known}
     general = [text for one in every if (text := one.prompt[0]["content"]) not in firsts]
-    said = sample(policy, [*dict.fromkeys(general)][:ELSEWHERE], SAMPLES, seed=seed, max_new_tokens=REPLY)
+    said = sample(served, [*dict.fromkeys(general)][:ELSEWHERE], 1, seed=seed, max_new_tokens=REPLY)
     found["KL elsewhere"] = drawn_kl(policy, reference, said)
     found["length"] = np.mean([len(ids) for ids in said.drawn["token_ids"].to_pylist()])
     return {key: float(value) for key, value in found.items()}
