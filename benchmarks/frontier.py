@@ -3,10 +3,10 @@
 For each seed, with the reference, the prompts and the exact pass@k of `pass_at_k.py`: guides on stored rollouts for the
 law of Best-of-8, of ordinary RLHF and of Best-of-n (`OFFLINE`), each trained for its KL and as the run saves it, with
 no factor on its log-ratio; and on-policy objectives at four weights of the KL and without (`WEIGHTS`), which also tell
-pass@8 after `SNAPSHOTS` steps. `FEW` are fits of the first law to fewer rollouts. Everything is fixed here beforehand.
-``FOLDER/frontier.png`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can have there, and pass@8
-over responses drawn; means over seeds, 95 % intervals over seeds and prompts. What is done is not repeated, so the
-seeds that are done can be drawn at any time. About an hour of an idle core per seed.
+pass@8 after `SNAPSHOTS` steps. `FEW` are fits of the first law to fewer rollouts, for two KLs. Everything is fixed
+here beforehand. ``FOLDER/frontier.png`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can have
+there, and pass@8 over responses drawn; means over seeds, 95 % intervals over seeds and prompts. What is done is not
+repeated, so the seeds that are done can be drawn at any time. Half an hour of an idle core per seed.
 """
 
 import re
@@ -46,6 +46,7 @@ BUDGETS, NS = (0.02, 0.05, 0.2, 0.6, 1.5), (2, 3, 5, 12, 32)  # nats; of Best-of
 WEIGHTS = (0.0, 0.03, 0.1, 0.3, 1.0)
 SNAPSHOTS = (1, 10, 50, 125, 250, 500)
 K, MOST_PROMPTS, FEW = 32, 4000, (16, 64, 256, 1024)  # prompts with K rollouts each
+FEW_KLS = {BUDGETS[1]: "--", BUDGETS[-1]: "-"}  # nats, and the lines of the fits to few prompts
 LIMITS = {k: np.geomspace(0.02, most, 12) for k, most in ((1, 1.5), (8, 1.5), (64, 0.15))}  # nats; pass@64 is 100 there
 COLORS = {
     "aware": "#0072b2",
@@ -102,8 +103,9 @@ def seed_of(folder: Path, seed: int) -> Done:
     add("reference", base)
     for name, key in keys.items():
         add(name, *laws(name, partial(saved, world, key)), MOST_PROMPTS * K)
-    for prompts in FEW:
-        add(f"few {prompts}", *laws(f"few {prompts}", partial(fitted, world, prompts, seed)), prompts * K)
+    for kl, prompts in product(FEW_KLS, FEW):
+        name = f"{prompts} prompts, {kl:g}"
+        add(name, *laws(name, partial(fitted, world, prompts, kl, seed)), prompts * K)
     for objective, weight in product(OBJECTIVES, WEIGHTS):
         name, rate = f"{objective} {weight:g}", TUNED[weight > 0.0][objective]
         found = laws(name, partial(on_policy, world, Rival(objective, objective, weight, rate), seed))
@@ -119,11 +121,11 @@ def saved(world: World, name: str) -> list[np.ndarray]:
     return [world.law(load(world.models / name).model)]
 
 
-def fitted(world: World, prompts: int, seed: int) -> list[np.ndarray]:
+def fitted(world: World, prompts: int, kl: float, seed: int) -> list[np.ndarray]:
     """Return the law of a guide for Best-of-8 from K rollouts of the first prompts, with what `fit` finds itself."""
     reference = str(world.models / "reference")
     rollouts = sample(reference, world.train[:prompts], K, max_new_tokens=LENGTH, seed=seed)
-    law = optimum(score("infalign.sums:check", rollouts), f"best-of-{SERVED}", kl=BUDGETS[1])
+    law = optimum(score("infalign.sums:check", rollouts), f"best-of-{SERVED}", kl=kl)
     return [world.law(fit(reference, rollouts, law, guide={}, seed=seed).model)]
 
 
@@ -133,9 +135,7 @@ def on_policy(world: World, rival: Rival, seed: int) -> list[np.ndarray]:
     return [world.law(model) for steps, (model, _) in trained if steps in SNAPSHOTS]
 
 
-def line(
-    axes: Axes, seeds: Sequence[Done], names: Sequence[str], k: int, look: Mapping[str, Any], *, drawn: bool = False
-) -> None:
+def line(axes: Axes, seeds: Sequence[Done], names: Sequence[str], k: int, drawn: bool = False, **look: Any) -> None:
     """Draw pass@k of points over KL or responses drawn, in the order of names, with the interval of each."""
     found = [interval([Trained(seed.prompt_ids, seed.points[name].passed[k]) for seed in seeds]) for name in names]
     at = [np.mean([seed.points[name].drawn if drawn else seed.points[name].kl for seed in seeds]) for name in names]
@@ -146,45 +146,30 @@ def line(
 def draw(seeds: Sequence[Done], path: Path) -> None:
     """Draw pass@k over KL, a panel for each k, and pass@8 over responses drawn."""
     figure, panels = plt.subplots(2, 2, figsize=(9.0, 7.0), layout="constrained")
-    offline = {
-        kind: [name for name in OFFLINE if name.startswith(f"{kind} ")] for kind in ("aware", "ordinary", "best-of-n")
-    }
     for k, axes in zip(KS, panels.flat, strict=False):
-        line(
-            axes,
-            seeds,
-            [f"limit {k} {nats:g}" for nats in LIMITS[k]],
-            k,
-            {"color": "black", "label": "limit", "lw": 0.8},
-        )
-        for kind, names in offline.items():
-            line(axes, seeds, names, k, {"color": COLORS[kind], "label": f"{kind}, stored", "marker": "o"})
+        line(axes, seeds, [f"limit {k} {nats:g}" for nats in LIMITS[k]], k, color="black", label="limit", lw=0.8)
+        for kind in ("aware", "ordinary", "best-of-n"):
+            names = [name for name in OFFLINE if name.startswith(f"{kind} ")]
+            line(axes, seeds, names, k, color=COLORS[kind], label=f"{kind}, stored", marker="o")
         for kind in OBJECTIVES:
             names = [f"{kind} {weight:g}" for weight in sorted(WEIGHTS, reverse=True)]
-            line(
-                axes, seeds, names, k, {"color": COLORS[kind], "label": f"{kind}, on-policy", "marker": "s", "ls": ":"}
-            )
+            line(axes, seeds, names, k, color=COLORS[kind], label=f"{kind}, on-policy", marker="s", ls=":")
         axes.set(xscale="log", xlim=(0.015, 6.0), xlabel="KL, nats", ylabel=f"pass@{k}, %")
     axes = panels[1, 1]
-    few = [*(f"few {prompts}" for prompts in FEW), f"aware {BUDGETS[1]:g}"]
-    line(
-        axes,
-        seeds,
-        few,
-        SERVED,
-        {"color": COLORS["aware"], "label": f"aware, stored, {BUDGETS[1]:g} nats", "marker": "o"},
-        drawn=True,
-    )
-    for kind, weight in product(OBJECTIVES, (0.0, WEIGHTS[-2])):
+    for kl, look in FEW_KLS.items():
+        names = [*(f"{prompts} prompts, {kl:g}" for prompts in FEW), f"aware {kl:g}"]
+        line(axes, seeds, names, SERVED, drawn=True, color=COLORS["aware"], marker="o", ls=look)
+    for kind, (weight, look) in product(OBJECTIVES, ((0.0, ":"), (WEIGHTS[-2], "--"))):
         names = [f"{kind} {weight:g} after {steps}" for steps in SNAPSHOTS[:-1]] + [f"{kind} {weight:g}"]
-        look = {"color": COLORS[kind], "ls": "--" if weight else ":", "marker": "s"}
-        line(axes, seeds, names, SERVED, look, drawn=True)
+        line(axes, seeds, names, SERVED, drawn=True, color=COLORS[kind], marker="s", ls=look)
     axes.set(xscale="log", xlabel="responses drawn", ylabel=f"pass@{SERVED}, %")
-    axes.set_title("on-policy dashed: with KL, dotted: without", fontsize="small")
+    said = [f"{kl:g} nats ({look})" for kl, look in FEW_KLS.items()]
+    axes.set_title(f"stored: {', '.join(said)}; on-policy: KL weight {WEIGHTS[-2]:g} (--), 0 (··)", fontsize="small")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     for one in panels.flat:
         one.spines[["top", "right"]].set_visible(False)
+        one.set_ylim(top=100.3)
     figure.savefig(path, dpi=200, metadata={"Software": None})
 
 
