@@ -2,10 +2,10 @@
 
 ``INFALIGN_DATA=… python benchmarks/forgetting.py FOLDER SEED SEED … [key=value …]``
 
-Plain LoRA adapters of SmolLM2-135M-Instruct on the recipe `smollm2-letters`: for pass@8, as ordinary RLHF, and by
-fine-tuning on the best of n (`POLICIES`), each trained for its KL and as the run saves it. On the task: KL, pass@1 and
-pass@8. Elsewhere: pass@1 in `TASKS`, with examples; the log-likelihood of the replies of dialogues,
-in nats per token; KL and length of replies to the first turns of others. All as differences to the reference.
+LoRA adapters on the last ten layers of SmolLM2-135M-Instruct, on the recipe `smollm2-letters`: for pass@8, as ordinary
+RLHF, and by fine-tuning on the best of n (`POLICIES`), each trained for its KL and as the run saves it. On the task:
+KL, pass@1 and pass@8. Elsewhere: pass@1 in `TASKS`, with examples; the log-likelihood of the replies of dialogues, in
+nats per token; KL and length of replies to the first turns of others. All as differences to the reference.
 INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.jsonl.gz``. Printed: means over seeds
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
 seeds. ``FOLDER/forgetting.png`` shows the losses over the gain. Models draw with the same random numbers, in bfloat16;
@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM
 from infalign import Policy, Rollouts, pass_at_k, rao_blackwell_kl, sample, score
 
 BUDGETS, NS = (0.05, 0.3, 1.5), (2, 6, 30)  # nats; of Best-of-n, which has no budget
-FIT = "fit: {lora: {rank: 16}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1, bf16: true}"
+FIT = "fit: {lora: {rank: 16, layers: 10}, learning_rate: 2.0e-4, batch_size: 64, epochs: 1, bf16: true}"
 POLICIES = {
     **{f"aware-{100 * kl:.0f}": f"{{transform: optimal, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
     **{f"ordinary-{100 * kl:.0f}": f"{{transform: raw, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
@@ -171,7 +171,7 @@ def draw(seeds: Sequence[Mapping[str, Measured]], path: Path) -> None:
                 points = [[np.mean([seed[name][one] for seed in seeds]) for name in names] for one in (GAINS[2], loss)]
                 axes.plot(*points, marker=marker, color=color, label=method)
             axes.axhline(0.0, color=INK, linewidth=0.6)
-            axes.set(xlabel=f"{GAINS[2]} on the task, points more", ylabel=f"{loss}, less the reference's")
+            axes.set(xlabel=f"{GAINS[2]} on the task, points more", ylabel=f"{loss}, change")
         figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(METHODS))
         save(figure, path)
 

@@ -164,7 +164,7 @@ def draw(seeds: Sequence[Done], path: Path) -> None:
         line(axes, seeds, names, SERVED, drawn=True, color=COLORS[kind], marker="s", ls=look)
     axes.set(xscale="log", xlabel="responses drawn", ylabel=f"pass@{SERVED}, %")
     said = [f"{kl:g} nats ({look})" for kl, look in FEW_KLS.items()]
-    axes.set_title(f"stored: {', '.join(said)}; on-policy: KL weight {WEIGHTS[-2]:g} (--), 0 (··)", fontsize="small")
+    axes.set_title(f"stored: {', '.join(said)}\non-policy: KL weight {WEIGHTS[-2]:g} (--), 0 (··)", fontsize="small")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     for one in panels.flat:
