@@ -183,8 +183,33 @@ def print_table(seeds: Sequence[Done]) -> None:
         print(f"| {name} | {kl:.3f} | {drawn:,} | {' | '.join(cells)} |")
 
 
+def ahead(seed: Done, name: str, k: int) -> Trained | None:
+    """Return by how much `aware` is ahead at a policy's KL, between its own two budgets; None outside of all."""
+    own, theirs = [seed.points[f"aware {kl:g}"] for kl in BUDGETS], seed.points[name]
+    kls = np.log([point.kl for point in own])
+    place = int(np.searchsorted(kls, np.log(max(theirs.kl, 1e-9))))
+    if not 0 < place < len(own):
+        return None
+    share = (np.log(theirs.kl) - kls[place - 1]) / (kls[place] - kls[place - 1])
+    there = (1.0 - share) * own[place - 1].passed[k] + share * own[place].passed[k]
+    return Trained(seed.prompt_ids, there - theirs.passed[k])
+
+
+def print_leads(seeds: Sequence[Done]) -> None:
+    """Print by how much `aware` is ahead of every other policy at its KL, where it has one in every seed."""
+    print(f"\n| aware ahead of | at nats | {' | '.join(f'pass@{k}' for k in KS)} |\n|{'---|' * (2 + len(KS))}")
+    names = [*(name for name in OFFLINE if not name.startswith("aware"))]
+    for name in names + [f"{kind} {weight:g}" for kind in OBJECTIVES for weight in WEIGHTS]:
+        found = {k: [one for seed in seeds if (one := ahead(seed, name, k)) is not None] for k in KS}
+        if all(len(leads) == len(seeds) for leads in found.values()):
+            cells = [f"{one.mean:+.1f} ({one.low:+.1f} to {one.high:+.1f})" for one in map(interval, found.values())]
+            kl = np.mean([seed.points[name].kl for seed in seeds])
+            print(f"| {name} | {kl:.3f} | {' | '.join(cells)} |")
+
+
 if __name__ == "__main__":
     folder, *numbers = sys.argv[1:]
     seeds = [seed_of(Path(folder), int(number)) for number in numbers]
     print_table(seeds)
+    print_leads(seeds)
     draw(seeds, Path(folder) / "frontier.png")
