@@ -6,7 +6,7 @@ reference, rollouts and judge are made once; each of `REWARDS` scores the same r
 prompts with the truth, which only this world has, and with the judge, which a user has too; by how many points `aware`
 is ahead of `raw` at one KL by the reward, the judge and the truth, and of the reference by the truth; and what would be
 left by the truth of the lead by the reward if the reward were the truth with independent noise (`left_by_truth`).
-``FOLDER/good-rewards.png`` shows the leads over both correlations. Means over seeds, 95 % intervals over seeds and
+``FOLDER/good-rewards.svg`` shows the leads over both correlations. Means over seeds, 95 % intervals over seeds and
 prompts. What is done is not repeated, so the seeds that are done can be printed at any time. 35 minutes of an idle core
 per seed.
 """
@@ -135,7 +135,7 @@ def draw(measured: Mapping[str, Sequence[Mapping[str, Trained]]], procedure: str
         most = np.mean([one[BY_REWARD].mean for seeds in measured.values() for one in seeds if BY_REWARD in one])
         curve = [most * left_by_truth(one, procedure, KL) for one in CORRELATIONS]
         row[0].plot(CORRELATIONS, curve, ":", color=COLORS[2], label="by the truth, if errors were noise")
-        row[0].legend()
+        figure.legend(*row[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
         save(figure, path)
 
 
@@ -163,7 +163,7 @@ def main() -> None:
             if BY_REWARD in one
         ]
         print(f"| {reward} | {' | '.join(cells)} | {np.mean(noise):.1f} |")
-    draw(measured, procedure, Path(folder) / "good-rewards.png")
+    draw(measured, procedure, Path(folder) / "good-rewards.svg")
 
 
 if __name__ == "__main__":
