@@ -4,7 +4,7 @@ For each seed, with the reference, the prompts and the exact pass@k of `pass_at_
 law of Best-of-8, of ordinary RLHF and of Best-of-n (`OFFLINE`), each trained for its KL and as the run saves it, with
 no factor on its log-ratio; and on-policy objectives at four weights of the KL and without (`WEIGHTS`), which also tell
 pass@8 after `SNAPSHOTS` steps. `FEW` are fits of the first law to fewer rollouts, for two KLs. Everything is fixed
-here beforehand. ``FOLDER/frontier.png`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can have
+here beforehand. ``FOLDER/frontier.svg`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can have
 there, and pass@8 over responses drawn; means over seeds, 95 % intervals over seeds and prompts. What is done is not
 repeated, so the seeds that are done can be drawn at any time. Half an hour of an idle core per seed.
 """
@@ -17,8 +17,8 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from pass_at_k import (
     GROUP,
@@ -37,6 +37,7 @@ from pass_at_k import (
     mean_kl,
     train_offline,
 )
+from plots import STYLE, panels, save
 from seeds import Trained
 
 from infalign import fit, optimum, sample, score
@@ -145,8 +146,8 @@ def line(axes: Axes, seeds: Sequence[Done], names: Sequence[str], k: int, drawn:
 
 def draw(seeds: Sequence[Done], path: Path) -> None:
     """Draw pass@k over KL, a panel for each k, and pass@8 over responses drawn."""
-    figure, panels = plt.subplots(2, 2, figsize=(9.0, 7.0), layout="constrained")
-    for k, axes in zip(KS, panels.flat, strict=False):
+    figure, grid = panels(2, 2, (9.0, 7.0))
+    for k, axes in zip(KS, grid.flat, strict=False):
         line(axes, seeds, [f"limit {k} {nats:g}" for nats in LIMITS[k]], k, color="black", label="limit", lw=0.8)
         for kind in ("aware", "ordinary", "best-of-n"):
             names = [name for name in OFFLINE if name.startswith(f"{kind} ")]
@@ -155,7 +156,7 @@ def draw(seeds: Sequence[Done], path: Path) -> None:
             names = [f"{kind} {weight:g}" for weight in sorted(WEIGHTS, reverse=True)]
             line(axes, seeds, names, k, color=COLORS[kind], label=f"{kind}, on-policy", marker="s", ls=":")
         axes.set(xscale="log", xlim=(0.015, 6.0), xlabel="KL, nats", ylabel=f"pass@{k}, %")
-    axes = panels[1, 1]
+    axes = grid[1, 1]
     for kl, look in FEW_KLS.items():
         names = [*(f"{prompts} prompts, {kl:g}" for prompts in FEW), f"aware {kl:g}"]
         line(axes, seeds, names, SERVED, drawn=True, color=COLORS["aware"], marker="o", ls=look)
@@ -165,12 +166,11 @@ def draw(seeds: Sequence[Done], path: Path) -> None:
     axes.set(xscale="log", xlabel="responses drawn", ylabel=f"pass@{SERVED}, %")
     said = [f"{kl:g} nats ({look})" for kl, look in FEW_KLS.items()]
     axes.set_title(f"stored: {', '.join(said)}\non-policy: KL weight {WEIGHTS[-2]:g} (--), 0 (··)", fontsize="small")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
-    for one in panels.flat:
-        one.spines[["top", "right"]].set_visible(False)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    for one in grid.flat:
         one.set_ylim(top=100.3)
-    figure.savefig(path, dpi=200, metadata={"Software": None})
+    save(figure, path)
 
 
 def print_table(seeds: Sequence[Done]) -> None:
@@ -212,4 +212,5 @@ if __name__ == "__main__":
     seeds = [seed_of(Path(folder), int(number)) for number in numbers]
     print_table(seeds)
     print_leads(seeds)
-    draw(seeds, Path(folder) / "frontier.png")
+    with rc_context(STYLE):
+        draw(seeds, Path(folder) / "frontier.svg")

@@ -9,8 +9,9 @@ RLHF, at `NATS` by the strength that their training chooses. ``online``: adapter
 on as many responses, to `ONLINE` prompts, for each of `METHODS`: with our law, as RLOO, and with the advantages of GRPO
 and of MaxRL; each is measured as trained and with ΔW times the factor that should bring it to `NATS`. Pairs are
 compared per prompt at the KL that both reach, where they are comparable (`seeds.AtOneKL`). Further words are settings,
-such as compute.processes=1. 95 % intervals over seeds and prompts. What is done is not repeated. Not timed; estimated
-from FLOPs, with responses of 27 tokens: three hours of an idle core per seed, ten more on-policy.
+such as compute.processes=1. 95 % intervals over seeds and prompts. What is done is not repeated. Not yet run; estimated
+from a hundred prompts: three hours of an idle core per seed, and half of that with compute.dtype=bfloat16 where the CPU
+has it; on-policy ten hours more.
 """
 
 import inspect
