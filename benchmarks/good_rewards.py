@@ -117,7 +117,7 @@ def shown(found: Sequence[Trained], seeds: int, digits: int) -> str:
 
 
 def draw(measured: Mapping[str, Sequence[Mapping[str, Trained]]], procedure: str, path: Path) -> None:
-    """Draw the leads over the agreement with the truth, and with the judge; dotted: theory's lead by the truth."""
+    """Draw the leads over the agreement with the truth and with the judge; dotted: by the truth, were errors noise."""
     with rc_context(STYLE):
         figure, row = panels(1, 2, (8.4, 3.8))
         for axes, by in zip(row, ("gold", "judge"), strict=True):
