@@ -8,9 +8,9 @@ KL, pass@1 and pass@8. Elsewhere: pass@1 in `TASKS`, with examples; the log-like
 nats per token; KL and length of replies to the first turns of others. All as differences to the reference.
 INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.jsonl.gz``. Printed: means over seeds
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
-seeds. ``FOLDER/forgetting.png`` shows the losses over the gain. Models draw with the same random numbers, in bfloat16;
+seeds. ``FOLDER/forgetting.svg`` shows the losses over the gain. Models draw with the same random numbers, in bfloat16;
 KL and log-likelihood are in float32. What is done is not repeated. Further words are settings, such as
-compute.processes=1. Not timed; estimated: two hours per seed of an idle core that computes in bfloat16.
+compute.processes=1. Two hours per seed of an idle core that computes in bfloat16.
 """
 
 import gzip
@@ -30,9 +30,9 @@ from letters import RECIPE
 from matplotlib import rc_context
 from pass_at_k import SERVED, train_offline
 from plots import INK, LOOKS, STYLE, panels, save
-from run_files import test_prompts
+from run_files import test_prompts, written
 from scipy.stats import spearmanr
-from seeds import mean_over_seeds, read_words
+from seeds import half_width, mean_over_seeds, read_words
 from transformers import AutoModelForCausalLM
 
 from infalign import Policy, Rollouts, pass_at_k, rao_blackwell_kl, sample, score
@@ -47,10 +47,11 @@ POLICIES = {
 METHODS = ("aware", "ordinary", "best-of-n")
 TASKS = ("number_sequence", "evens", "weekday")  # of `candidates.py`, which the reference solves at times
 CHECKER = "infalign.rewards.checkers:math_verify"
-ON_TASK, ELSEWHERE, SAMPLES = 200, 64, 8  # prompts, and samples of each model for each of a task elsewhere
-DIALOGUES, MOST_CHARACTERS = 64, 1200
-REPLY, OF_KL = 256, 64  # tokens of a general reply at most, and those along which it has a KL
+ON_TASK, ELSEWHERE, SAMPLES = 200, 48, 8  # prompts, and samples of each model for each of a task elsewhere
+DIALOGUES, MOST_CHARACTERS = 48, 1200
+REPLY, OF_KL, WITH_KL = 256, 64, 100  # tokens of a general reply, those of its KL, and prompts of a KL, at most
 GAINS = ("KL on the task", "pass@1", f"pass@{SERVED}")
+NATS = ("KL on the task", "log-likelihood", "KL elsewhere")  # the others are points, and tokens
 LOSSES = (*TASKS, "log-likelihood", "KL elsewhere", "length")
 Measured = dict[str, float]
 
@@ -95,9 +96,9 @@ def likelihood(policy: Policy, rows: Sequence[Dialogue]) -> float:
 
 
 def drawn_kl(policy: Policy, reference: Policy, drawn: Rollouts) -> float:
-    """Return the KL of a policy to the reference along the start of its first response to each prompt, in nats."""
-    first = [ids[:OF_KL] for ids in drawn.drawn["token_ids"].to_pylist()[:: drawn.k]]
-    return float(rao_blackwell_kl(policy.model, reference.model, drawn.prompts.token_ids, first).mean())
+    """Return the KL of a policy to the reference along the start of its first responses to prompts, in nats."""
+    first = [ids[:OF_KL] for ids in drawn.drawn["token_ids"].to_pylist()[:: drawn.k]][:WITH_KL]
+    return float(rao_blackwell_kl(policy.model, reference.model, drawn.prompts.token_ids[:WITH_KL], first).mean())
 
 
 def in_bfloat16(policy: Policy) -> Policy:
@@ -141,18 +142,26 @@ def seed_of(folder: Path, seed: int, settings: Sequence[str]) -> dict[str, Measu
         file = stored / f"{name}.json"
         if not file.exists():
             place = REFERENCE if name == "reference" else root / "models" / name
-            file.write_text(json.dumps(measure(root, place, seed), indent=1))
+            with written(file) as part:
+                part.write_text(json.dumps(measure(root, place, seed), indent=1))
         found[name] = json.loads(file.read_bytes())
     base = found.pop("reference")
     return {name: {key: value - base[key] for key, value in own.items()} for name, own in found.items()}
 
 
 def print_tables(seeds: Sequence[Mapping[str, Measured]]) -> None:
-    """Print gains and losses of each policy, and how well the KL on the task tells the losses."""
+    """Print gains and losses of policies, those of `aware` over `ordinary`, and how well the KL tells the losses."""
     columns = (*GAINS, *LOSSES)
     print(f"| policy | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
-    for name in POLICIES:
-        cells = [mean_over_seeds([seed[name][column] for seed in seeds], 3) for column in columns]
+    rows = {name: [seed[name] for seed in seeds] for name in POLICIES}
+    for kl in BUDGETS:
+        ours, theirs = (f"{method}-{100 * kl:.0f}" for method in METHODS[:2])
+        pairs = [(seed[ours], seed[theirs]) for seed in seeds]
+        rows[f"{ours} − {theirs}"] = [
+            {column: ours[column] - theirs[column] for column in columns} for ours, theirs in pairs
+        ]
+    for name, each in rows.items():
+        cells = [mean_over_seeds([one[column] for one in each], 3 if column in NATS else 1) for column in columns]
         print(f"| {name} | {' | '.join(cells)} |")
     every = [measured for seed in seeds for measured in seed.values()]
     spent = [one[GAINS[0]] for one in every]
@@ -162,14 +171,15 @@ def print_tables(seeds: Sequence[Mapping[str, Measured]]) -> None:
 
 
 def draw(seeds: Sequence[Mapping[str, Measured]], path: Path) -> None:
-    """Draw each loss over the gain on the task; a line per method, means over seeds."""
+    """Draw each loss over the gain on the task; a line per method, means over seeds with their intervals."""
     with rc_context(STYLE):
         figure, grid = panels(2, 3, (9.6, 5.6))
         for loss, axes in zip(LOSSES, grid.flat, strict=True):
             for method, (color, marker) in zip(METHODS, LOOKS, strict=False):
                 names = [name for name in POLICIES if name.startswith(f"{method}-")]
-                points = [[np.mean([seed[name][one] for seed in seeds]) for name in names] for one in (GAINS[2], loss)]
-                axes.plot(*points, marker=marker, color=color, label=method)
+                found = [[[seed[name][one] for seed in seeds] for name in names] for one in (GAINS[2], loss)]
+                looks = {"marker": marker, "color": color, "label": method, "elinewidth": 0.8, "capsize": 2}
+                axes.errorbar(*np.mean(found, axis=2), [half_width(each) for each in found[1]], **looks)
             axes.axhline(0.0, color=INK, linewidth=0.6)
             axes.set(xlabel=f"{GAINS[2]} on the task, points more", ylabel=f"{loss}, change")
         figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(METHODS))
@@ -183,7 +193,7 @@ def main() -> None:
     numbers, settings = read_words(words)
     seeds = [seed_of(Path(folder), int(number), settings) for number in numbers]
     print_tables(seeds)
-    draw(seeds, Path(folder) / "forgetting.png")
+    draw(seeds, Path(folder) / "forgetting.svg")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from pass_at_k import (
     train_offline,
 )
 from plots import STYLE, panels, save
+from run_files import written
 from seeds import Trained
 
 from infalign import fit, optimum, sample, score
@@ -90,7 +91,8 @@ def seed_of(folder: Path, seed: int) -> Done:
     def laws(name: str, train: Callable[[], list[np.ndarray]]) -> np.ndarray:
         file = stored / f"{name.replace(' ', '-')}.npy"
         if not file.exists():
-            np.save(file, train())
+            with written(file) as part:
+                np.save(part, train())
         return np.load(file)
 
     (base,) = laws("reference", lambda: [world.law(world.reference)])

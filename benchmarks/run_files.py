@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,7 @@ from infalign import DataError, Samples, win_rates_of
 from infalign.recipe.reading import load_recipe  # methods become policies of a recipe, checked as in one
 from infalign.recipe.settings import Recipe  # the same
 
-__all__ = ["Evaluated", "Recipe", "column", "drawn", "finish", "load_recipe", "records", "reference_rewards"]
+__all__ = ["Evaluated", "Recipe", "column", "drawn", "finish", "load_recipe", "records", "reference_rewards", "written"]
 LEAST_KL = 1e-6  # nats, at which theory is asked for a law
 
 
@@ -86,6 +87,14 @@ class Evaluated:
 def column(path: Path, name: str) -> list[Any]:
     """Return a column of a Parquet table."""
     return list(pq.read_table(path, columns=[name])[name].to_pylist())
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Give a path beside it that takes its name when the block is done: a file is there whole or not at all."""
+    part = path.with_name(f"part-{path.name}")
+    yield part
+    part.rename(path)
 
 
 def drawn(folder: Path, name: str) -> dict[tuple[str, int], Any]:

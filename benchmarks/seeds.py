@@ -101,12 +101,18 @@ def estimated(seeds: Sequence[Trained]) -> dict[str, float]:
     return Estimate(found.mean, float(low), float(high)).as_dict()
 
 
-def mean_over_seeds(values: Sequence[float], digits: int = 2) -> str:
-    """Return the mean of one number per seed with half the width of its 95 % interval (Student's), if there is one."""
+def half_width(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval (Student's) of one number per seed, 0 if there is one seed."""
     if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
+        return 0.0
     found = over_seeds([Trained((), np.array([value])) for value in values])
-    return f"{found.mean:.{digits}f} ± {found.high - found.mean:.{digits}f}"
+    return found.high - found.mean
+
+
+def mean_over_seeds(values: Sequence[float], digits: int = 2) -> str:
+    """Return the mean of one number per seed with half the width of its interval, if there is one."""
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {half_width(values):.{digits}f}"
 
 
 @dataclass(frozen=True)
