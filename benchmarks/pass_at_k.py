@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from run_files import written
 from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
 from scipy.special import expit, log_expit, logit
@@ -92,6 +93,14 @@ CONVERGED = {
 }
 
 
+class Drawn(NamedTuple):
+    """`GROUP` responses to each of some prompts: log π with its gradient, log π of the reference, rewards; all (R,)."""
+
+    now: Tensor
+    before: Tensor
+    rewards: list[float]
+
+
 class World:
     """A seed's run: its reference, prompts, and the law of a model over all answers to the held-out prompts."""
 
@@ -149,38 +158,57 @@ class World:
         """Train a copy of the reference on-policy; after each step yield it with β and the KL of the last steps."""
         torch.manual_seed(seed)
         model, _ = load(self.models / "reference")
-        rate = rival.rate or RATES[rival.beta != 0.0]
-        optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.0)
-        passes = -(-rival.steps * PROMPTS // len(self.train))
-        order = np.random.default_rng(seed).permuted(np.tile(np.arange(len(self.train)), (passes, 1)), axis=1).ravel()
         all_ids, right = self.prompt_ids(self.train), [right_answers(prompt[-1]["content"]) for prompt in self.train]
-        beta, kl = np.exp(-2.0) if rival.beta is None else rival.beta, 0.0
-        groups = np.repeat(np.arange(PROMPTS), GROUP)
-        for step in range(rival.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * min(1.0, (step + 1) / 50) * (1.0 - 0.9 * step / rival.steps)
-            batch = order[step * PROMPTS : (step + 1) * PROMPTS]
-            asked, rows = [all_ids[row] for row in batch], np.repeat(batch, GROUP)
+
+        def draw(rows: np.ndarray) -> Drawn:
+            asked = [all_ids[row] for row in rows]
             drawn, now = self.respond(model, asked, GROUP)
             with torch.no_grad():
                 _, before = self.respond(self.reference, asked, GROUP, drawn)
             ends = [row.index(self.end) + 1 if self.end in row else LENGTH for row in drawn.tolist()]
             said = [row[:end] for row, end in zip(drawn.tolist(), ends, strict=True)]
             texts = self.tokenizer.batch_decode(said, skip_special_tokens=True)
-            rewards = [float(text in right[row]) for row, text in zip(rows, texts, strict=True)]
-            ratio = (now.detach() - before).double().numpy()
-            share = advantages(rewards, groups, rival.first if step < rival.steps // 2 else rival.second)
-            if beta:
-                share = share - beta * advantages(ratio, groups, "rloo")
-            loss = -(torch.from_numpy(share).float() * now).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            kl = ratio.mean() if step == 0 else 0.9 * kl + 0.1 * ratio.mean()
-            if rival.beta is None:
-                beta *= np.exp(0.03 * np.clip((kl - TARGET) / TARGET, -1.0, 1.0))
-            yield model, {"beta": float(beta), "kl": float(kl)}
+            asked_of = np.repeat(rows, GROUP)
+            return Drawn(now, before, [float(text in right[row]) for row, text in zip(asked_of, texts, strict=True)])
+
+        rival = rival._replace(rate=rival.rate or RATES[rival.beta != 0.0])
+        for notes in train_on_policy(model, rival, draw, len(right), seed):
+            yield model, notes
+
+
+def train_on_policy(
+    model: Any,
+    rival: Rival,
+    draw: Callable[[np.ndarray], Drawn],
+    count: int,
+    seed: int,
+    prompts: int = PROMPTS,
+    target: float = TARGET,
+) -> Iterator[dict[str, float]]:
+    """Train on what ``draw`` gives for the numbers of some of ``count`` prompts; yield β and the last steps' KL."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, rival.rate, weight_decay=0.0)
+    passes = -(-rival.steps * prompts // count)
+    order = np.random.default_rng(seed).permuted(np.tile(np.arange(count), (passes, 1)), axis=1).ravel()
+    beta, kl = np.exp(-2.0) if rival.beta is None else rival.beta, 0.0
+    groups, warm = np.repeat(np.arange(prompts), GROUP), min(50, -(-rival.steps // 10))
+    for step in range(rival.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rival.rate * min(1.0, (step + 1) / warm) * (1.0 - 0.9 * step / rival.steps)
+        now, before, rewards = draw(order[step * prompts : (step + 1) * prompts])
+        ratio = (now.detach() - before).double().numpy()
+        share = advantages(rewards, groups, rival.first if step < rival.steps // 2 else rival.second)
+        if beta:
+            share = share - beta * advantages(ratio, groups, "rloo")
+        loss = -(torch.from_numpy(share).float() * now).mean()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        kl = ratio.mean() if step == 0 else 0.9 * kl + 0.1 * ratio.mean()
+        if rival.beta is None:
+            beta *= np.exp(0.03 * np.clip((kl - target) / target, -1.0, 1.0))
+        yield {"beta": float(beta), "kl": float(kl)}
 
 
 def right_answers(prompt: str) -> set[str]:
@@ -282,7 +310,8 @@ def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> Seed:
             rival = (ON_POLICY | TUNE | CONVERGED).get(name)
             trained = world.train_rival(rival, seed) if rival else [(load(world.models / name).model, {})]
             *_, (model, notes) = trained
-            np.save(stored / f"{name}.npy", world.law(model))
+            with written(stored / f"{name}.npy") as file:
+                np.save(file, world.law(model))
             print(f"seed {seed}: {name} {notes}", flush=True)
     laws = {name: np.load(stored / f"{name}.npy") for name in methods}
     return Seed(world.asked, world.right_PA, laws)
