@@ -9,9 +9,10 @@ apart, so the law over these and all others as one class, which are never right,
 200 held-out prompts. A guide is brought to a KL by a factor on its log-ratio, an adapter by a factor on ΔW, as
 ``lora_alpha`` keeps one, and its KL is that over the whole vocabulary. ``on-policy`` has adapters of the last layers
 that learn from as many fresh responses (`ON_POLICY`) as the others have stored, to the same prompts, by the loop of
-`pass_at_k.py`, with β steered to the same KL; ``tune`` finds their rates on a seed that is not reported. Tables as of
-`pass_at_k.py`, and one by how large the answer is. What is done is not repeated, so the seeds that are done can be
-printed at any time. Further words are settings, such as compute.processes=1.
+`pass_at_k.py`, with β steered to the same KL, and one that learns so from the stored responses (`STORED`); ``tune``
+finds their rates on a seed that is not reported. Tables as of `pass_at_k.py`, and one by how large the answer is. What
+is done is not repeated, so the seeds that are done can be printed at any time. Further words are settings, such as
+compute.processes=1.
 """
 
 import json
@@ -35,6 +36,7 @@ from pass_at_k import (
     Drawn,
     Rival,
     Seed,
+    Steered,
     cell,
     print_tables,
     train_offline,
@@ -42,7 +44,7 @@ from pass_at_k import (
 )
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from run_files import load_recipe, test_prompts, written
+from run_files import drawn, load_recipe, test_prompts, written
 from seeds import Trained, read_words
 from torch import Tensor
 
@@ -73,9 +75,12 @@ FORMS = {
     "student-aware": STUDENT.format("aware"),
     "student-ordinary": STUDENT.format("ordinary"),
 }
-ONLINE_PROMPTS, TRIED = 16, (5.0e-4, 1.0e-3, 2.0e-3)  # of a step on-policy, and rates
-TUNED = dict.fromkeys(OBJECTIVES, 1.0e-3)  # until ``tune`` has run: the middle
+ONLINE_PROMPTS, TRIED = 8, (2.5e-4, 5.0e-4, 1.0e-3)  # of a step on-policy, and rates
+STEERED = Steered(NATS, 1.0, 0.1)  # runs are short, and what is far from the reference soon draws no two responses
+TUNED = dict.fromkeys(OBJECTIVES, 5.0e-4)  # what ``tune`` found: the middle one is best for each
 ON_POLICY = {f"on-policy {name}": Rival(name, name, rate=rate) for name, rate in TUNED.items()}
+STORED = "stored pass@8"  # the same on the stored responses, drawn again with the policy's probabilities
+ON_POLICY[STORED] = ON_POLICY["on-policy pass@8"]
 TUNE = {f"{name} at {rate:g}": Rival(name, name, rate=rate) for name in OBJECTIVES for rate in TRIED}
 RIVALS = {"on-policy": ON_POLICY, "tune": TUNE}
 Prompts = Mapping[str, list[Any]]
@@ -91,7 +96,12 @@ class Scaled(NamedTuple):
 
 
 def laws_of(
-    folder: Path, seed: int, others: Mapping[str, str], rivals: Mapping[str, Rival], settings: Sequence[str]
+    folder: Path,
+    seed: int,
+    others: Mapping[str, str],
+    rivals: Mapping[str, Rival],
+    kls: Sequence[float],
+    settings: Sequence[str],
 ) -> Seed:
     """Train what is missing of a seed; return log π of the likeliest tokens and of all others, by model."""
     root = train_offline(RECIPE, folder, seed, others, settings)
@@ -107,18 +117,18 @@ def laws_of(
     if untrained := [name for name in rivals if not (root / "models" / name / "adapter").exists()]:
         world = World(root)
         for name in untrained:
-            notes = world.train(rivals[name], seed, root / "models" / name / "adapter")
+            notes = world.train(name, rivals[name], seed, root / "models" / name / "adapter")
             print(f"seed {seed}: {name} {notes}", flush=True)
     for last in (0, LAST):
         if chosen := [name for name in missing if (name in rivals or name.startswith("last")) is (last > 0)]:
-            save_adapters(root, asked, base["ids"], chosen, last)
+            save_adapters(root, asked, base["ids"], chosen, last, kls)
     found = {"reference": base["law"]} | {name: np.load(laws / f"{name}.npy") for name in guides}
     brought = dict[tuple[str, float | None], tuple[np.ndarray, float]]()
     for name in adapters:
         stored = np.load(laws / f"{name}.npz")
         found[name] = stored["laws"][0]
         pairs = zip(stored["laws"], stored["seconds"].tolist(), strict=True)
-        brought |= {(name, nats): pair for nats, pair in zip((None, *KLS), pairs, strict=True)}
+        brought |= {(name, nats): pair for nats, pair in zip((None, *kls), pairs, strict=True)}
     return Seed(asked["prompt_id"], base["right"], found, brought)
 
 
@@ -135,7 +145,10 @@ class World:
     def __init__(self, root: Path) -> None:
         self.asked = pq.read_table(root / "calibrated.parquet", columns=["prompt_id", "prompt", "columns", "token_ids"])
         self.ids = self.asked["token_ids"].to_pylist()
-        self.responses = len(self.ids) * load_recipe(str(root / "recipe.yaml")).rollout.k
+        said = {key: ids for part in (root / "rollouts").iterdir() for key, ids in drawn(part, "token_ids").items()}
+        stored = range(load_recipe(str(root / "recipe.yaml")).rollout.k)
+        names = self.asked["prompt_id"].to_pylist()
+        self.stored_PK = torch.tensor([[said[name, k][0] for k in stored] for name in names])
         self.right = dict[tuple[int, int], float]()
         self.model, self.tokenizer = Policy.of(REFERENCE)
         self.below = [guides.with_stored(self.model, guides.pack([ids], [[0]]), LAST).states for ids in self.ids]
@@ -150,26 +163,31 @@ class World:
         with guides.packing(self.model), guides.starting_from_states(self.model, LAST):
             return packed.logits(model).log_softmax(-1)
 
-    def draw(self, model: Any, rows: np.ndarray) -> Drawn:
-        """Return fresh responses to some prompts."""
-        law_PV = self.logprobs(model, rows)
-        tokens_PG = law_PV.detach().exp().multinomial(GROUP, replacement=True)
-        now, before = (law.gather(1, tokens_PG).flatten() for law in (law_PV, self.base_PV[rows]))
+    def draw(self, model: Any, stored: bool, rows: np.ndarray) -> Drawn:
+        """Return responses to some prompts, fresh ones or ``stored`` ones with their probabilities under the model."""
+        law_PV, base_PV = self.logprobs(model, rows), self.base_PV[rows]
+        if stored:
+            given_PK = self.stored_PK[rows]
+            ratio_PK = (law_PV.detach() - base_PV).gather(1, given_PK)
+            tokens_PG = given_PK.gather(1, ratio_PK.exp().multinomial(GROUP, replacement=True))
+        else:
+            tokens_PG = law_PV.detach().exp().multinomial(GROUP, replacement=True)
+        now, before = (law.gather(1, tokens_PG).flatten() for law in (law_PV, base_PV))
         pairs = [*zip(np.repeat(rows, GROUP).tolist(), tokens_PG.flatten().tolist(), strict=True)]
         if new := [*set(pairs) - self.right.keys()]:
             said = [[token] for _, token in new]
-            drawn = pa.table({"token_ids": said, "text": self.tokenizer.batch_decode(said)})
-            right = score(CHECKER, Rollouts(self.asked.take([row for row, _ in new]), drawn))
+            table = pa.table({"token_ids": said, "text": self.tokenizer.batch_decode(said)})
+            right = score(CHECKER, Rollouts(self.asked.take([row for row, _ in new]), table))
             self.right |= zip(new, right[:, 0].tolist(), strict=True)
         return Drawn(now, before, [self.right[pair] for pair in pairs])
 
-    def train(self, rival: Rival, seed: int, place: Path) -> dict[str, float]:
-        """Train an adapter of the last layers on-policy and save it; return what its last step says."""
+    def train(self, name: str, rival: Rival, seed: int, place: Path) -> dict[str, float]:
+        """Train an adapter of the last layers by the policy's draws and save it; return what its last step says."""
         torch.manual_seed(seed)
         adapter = guides.adapted(self.model, LAST)
-        rival = rival._replace(steps=self.responses // (ONLINE_PROMPTS * GROUP))
-        draw = partial(self.draw, adapter)
-        *_, notes = train_on_policy(adapter, rival, draw, len(self.ids), seed, ONLINE_PROMPTS, NATS)
+        rival = rival._replace(steps=self.stored_PK.numel() // (ONLINE_PROMPTS * GROUP))
+        draw = partial(self.draw, adapter, name == STORED)
+        *_, notes = train_on_policy(adapter, rival, draw, len(self.ids), seed, ONLINE_PROMPTS, STEERED)
         with written(place) as part:
             adapter.save_pretrained(str(part))
         adapter.unload()
@@ -184,8 +202,8 @@ def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
     top = [batch.top_tokens for batch in batches if batch.top_tokens is not None]
     ids_PA, law = torch.cat([part.ids for part in top]), torch.cat([part.logprobs for part in top])
     said = [[token] for token in ids_PA.flatten().tolist()]
-    drawn = pa.table({"token_ids": said, "text": tokenizer.batch_decode(said)})  # but nobody drew them
-    right_PA = score(CHECKER, Rollouts(pa.table(asked), drawn)) > 0
+    table = pa.table({"token_ids": said, "text": tokenizer.batch_decode(said)})  # but nobody drew them
+    right_PA = score(CHECKER, Rollouts(pa.table(asked), table)) > 0
     with written(root / "laws" / "reference.npz") as file:
         np.savez(file, ids=ids_PA.numpy(), right=right_PA, law=law.double().numpy())
     for name in names:
@@ -196,8 +214,10 @@ def save_guides(root: Path, asked: Prompts, names: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def save_adapters(root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequence[str], last: int) -> None:
-    """Save log π of adapters on all or the ``last`` layers as they are, with their KL, and at each of `KLS`."""
+def save_adapters(
+    root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequence[str], last: int, kls: Sequence[float]
+) -> None:
+    """Save log π of adapters on all or the ``last`` layers as they are, with their KL, and at each of some KLs."""
     model, _ = Policy.of(REFERENCE)
     batches, ids = packed(model, asked), torch.from_numpy(ids_PA).long()
     if last:
@@ -222,23 +242,23 @@ def save_adapters(root: Path, asked: Prompts, ids_PA: np.ndarray, names: Sequenc
             kl = float((law_PV.exp() * (law_PV - base_PV)).sum(1).mean())
             return Scaled(strength, kl, torch.cat([top_PA, others_P1], 1).numpy())
 
-        as_saved, *brought = at_kls(at)
+        as_saved, *brought = at_kls(at, kls)
         seconds = [as_saved.kl, *(one.strength for one in brought)]
         with written(root / "laws" / f"{name}.npz") as file:
             np.savez(file, laws=[one.law for one in (as_saved, *brought)], seconds=seconds)
         adapter.unload()
 
 
-def at_kls(at: Callable[[float], Scaled]) -> list[Scaled]:
-    """Return an adapter at strength 1 and at each of `KLS`, or always at 1 if it is the reference.
+def at_kls(at: Callable[[float], Scaled], kls: Sequence[float]) -> list[Scaled]:
+    """Return an adapter at strength 1 and at each KL, or always at 1 if it is the reference.
 
     The logarithm of the KL is nearly a line in that of the strength, near 0 of slope 2.
     """
     known = [at(1.0)]
     if known[0].kl < NO_KL:
-        return known * (1 + len(KLS))
+        return known * (1 + len(kls))
     found = known[:1]
-    for nats in KLS:
+    for nats in kls:
         for _ in range(TRIES):
             nearest, *others = sorted(known, key=lambda one: abs(np.log(one.kl / nats)))
             if abs(nearest.kl / nats - 1.0) < CLOSE:
@@ -283,6 +303,7 @@ if __name__ == "__main__":
     others = {word: FORMS[word] for word in words if word in FORMS} or ({} if rivals else METHODS)
     chosen, settings = read_words([word for word in words if word not in FORMS | RIVALS])
     numbers = [int(seed) for seed in chosen]
-    laws = [laws_of(Path(folder), number, others, rivals, settings) for number in numbers]
-    print_tables(numbers, laws, KLS)
-    print_by_answer(Path(folder), numbers, laws, KLS[1])
+    kls = (NATS,) if rivals is TUNE else KLS
+    laws = [laws_of(Path(folder), number, others, rivals, kls, settings) for number in numbers]
+    print_tables(numbers, laws, kls)
+    print_by_answer(Path(folder), numbers, laws, NATS)

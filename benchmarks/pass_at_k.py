@@ -35,7 +35,8 @@ from infalign import Policy, advantages, estimate
 
 KS = [2**j for j in range(7)]
 SERVED, KLS = 8, (0.05, 0.1)
-OURS = "aware", "pass@8", "student", "student-aware", "lora-aware", "last-layers-aware"  # whose leads are printed
+AWARE = "aware", "student", "student-aware", "lora-aware", "last-layers-aware"
+OURS = *AWARE, "pass@8", "on-policy pass@8", "stored pass@8"  # whose leads are printed
 NO_KL = 1e-9  # nats, between two ways to compute one law
 COLORS = {"reference": "#85898f", "ordinary": "#d55e00", "aware": "#0072b2"}  # in the figure
 ANSWERS = [f"Take {a} {b}" for a in range(1, 10) for b in range(1, 10)]
@@ -72,7 +73,7 @@ ON_POLICY = {
     "pkpo, annealed": Rival("pass@8", "rloo", beta=0.0),
     "maxrl": Rival("maxrl", "maxrl"),
 }
-PROMPTS, GROUP, LENGTH, TARGET = 32, 16, 4, 0.3
+PROMPTS, GROUP, LENGTH = 32, 16, 4
 RATES = {True: 2e-3, False: 5e-4}  # with and without a KL term: the better of the two, seed 0
 OBJECTIVES = "pass@8", "rloo", "grpo", "maxrl"
 TRIED = {True: (1e-3, 2e-3, 4e-3), False: (5e-4, 1e-3, 2e-3)}  # rates with and without a KL term
@@ -91,6 +92,17 @@ CONVERGED = {
     for name in OBJECTIVES
     for steps in (500, 1000, 2000)
 }
+
+
+class Steered(NamedTuple):
+    """The KL in nats that β is steered to, β at the start, and how much of log β changes in a step at most."""
+
+    kl: float
+    start: float
+    speed: float
+
+
+STEERED = Steered(0.3, float(np.exp(-2.0)), 0.03)
 
 
 class Drawn(NamedTuple):
@@ -183,14 +195,14 @@ def train_on_policy(
     count: int,
     seed: int,
     prompts: int = PROMPTS,
-    target: float = TARGET,
+    steered: Steered = STEERED,
 ) -> Iterator[dict[str, float]]:
     """Train on what ``draw`` gives for the numbers of some of ``count`` prompts; yield β and the last steps' KL."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, rival.rate, weight_decay=0.0)
     passes = -(-rival.steps * prompts // count)
     order = np.random.default_rng(seed).permuted(np.tile(np.arange(count), (passes, 1)), axis=1).ravel()
-    beta, kl = np.exp(-2.0) if rival.beta is None else rival.beta, 0.0
+    beta, kl = steered.start if rival.beta is None else rival.beta, 0.0
     groups, warm = np.repeat(np.arange(prompts), GROUP), min(50, -(-rival.steps // 10))
     for step in range(rival.steps):
         for group in optimizer.param_groups:
@@ -207,7 +219,7 @@ def train_on_policy(
         optimizer.step()
         kl = ratio.mean() if step == 0 else 0.9 * kl + 0.1 * ratio.mean()
         if rival.beta is None:
-            beta *= np.exp(0.03 * np.clip((kl - target) / target, -1.0, 1.0))
+            beta *= np.exp(steered.speed * np.clip((kl - steered.kl) / steered.kl, -1.0, 1.0))
         yield {"beta": float(beta), "kl": float(kl)}
 
 
