@@ -14,9 +14,9 @@ import enumerable
 import numpy as np
 from enumerable import Enumerable
 
-from infalign import Exponential, Law, best_of, fit, law_at_kl, parse_transform, tilted
+from infalign import BestOfN, Exponential, Law, best_of, fit, law_at_kl, optimum, parse_transform, tilted
 
-TAU = 0.3
+TAU, FOUR = 0.3, BestOfN(4)
 EXP10 = Exponential(10)
 BETA10 = law_at_kl(EXP10, kl=1.0).beta
 K = 512
@@ -50,7 +50,9 @@ def steep(case: Enumerable) -> np.ndarray:
 by_rank = partial(tilted, shaping="identity", beta=TAU)
 by_exp10 = partial(tilted, shaping=EXP10, beta=BETA10 / EXP10.scale)
 best_of_4 = partial(best_of, n=4)
+served_by_4 = partial(optimum, procedure=FOUR, beta=0.1, objective="win-rate")
 BEST, BEST_AND_WORST = (partial(law, n=4) for law in (enumerable.best_of_n, enumerable.best_worst_optimum))
+SERVED_BY_4 = partial(enumerable.optimum, procedure=FOUR, beta=0.1)
 METHODS = {
     "qrpo": Method(given(6, 256), by_rank, identity),
     "qrpo squared": Method(given(6, 256, loss="squared"), by_rank, identity),
@@ -59,6 +61,7 @@ METHODS = {
     "qrpo exp:10": Method(given(12, 256), by_exp10, steep),
     "qrpo squared exp:10": Method(given(12, 256, loss="squared"), by_exp10, steep),
     "resample exp:10": Method(given(12, 256, "resample"), by_exp10, steep),
+    "snips best-of-4": Method(given(80, 3, "snips"), served_by_4, SERVED_BY_4),
     "bon-sft n=4": Method(given(16, 256, "bon-sft", n=4), best_of_4, BEST),
     "bonbon n=4": Method(given(40, 256, "bonbon", n=4), best_of_4, BEST_AND_WORST),
 }

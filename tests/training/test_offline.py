@@ -14,6 +14,7 @@ from peft import TaskType
 from transformers import TrainingArguments
 
 from infalign.core.errors import DataError
+from infalign.method.optimum import optimum
 from infalign.method.transforms import Exponential, Identity
 from infalign.models.packed import packing, response_logprobs
 from infalign.models.pretrained import load_policy
@@ -24,6 +25,7 @@ from infalign.training.common import LossTrainer, trainer_config, with_adapter
 from infalign.training.offline_trainer import RolloutRegression, _collate, fit_to_rollouts
 from infalign.training.solvers.pairs import bonbon, bonbon_margin, ipo
 from infalign.training.solvers.qrpo import DIVERGENCES, logistic, qrpo, regression_targets, squared
+from infalign.training.solvers.snips import snips
 
 
 @pytest.mark.parametrize(
@@ -37,32 +39,35 @@ def test_a_solver_reaches_the_optimum_of_its_method(name: str, case: Enumerable)
     assert enumerable.kl(trained(case, method), optimum) < method.within
 
 
-def test_ipo_has_the_optimum_of_the_identity(case: Enumerable) -> None:
-    """Minimizing the expected pair loss numerically gives π_ref·e^{C/τ}/Z."""
-    found = enumerable.pair_optimum(case, TAU)
-    assert found == pytest.approx(enumerable.tilted(case, Identity(), TAU), abs=1e-5)
-
-
-def test_bonbon_is_not_best_of_n(case: Enumerable) -> None:
-    """For n = 2 its square is the identity at β = 1/2; for n = 4 it spends more than Best-of-4."""
-    two = enumerable.best_worst_optimum(case, 2, alpha=0.0)
+def test_losses_of_pairs_have_their_optima(case: Enumerable) -> None:
+    """IPO π_ref·e^{C/τ}/Z; BoNBoN's square for n = 2 that at β = 1/2, and for n = 4 more KL than Best-of-4."""
+    assert enumerable.pair_optimum(case, TAU) == pytest.approx(enumerable.tilted(case, Identity(), TAU), abs=1e-5)
+    two, *four = enumerable.best_worst_optimum(case, 2, alpha=0.0), enumerable.best_of_n(case, 4)
     assert two == pytest.approx(enumerable.tilted(case, Identity(), 0.5), abs=1e-3)
-    four = enumerable.best_of_n(case, 4), enumerable.best_worst_optimum(case, 4)
-    spent = [enumerable.kl(law, case.log_reference) for law in four]
+    spent = [enumerable.kl(law, case.log_reference) for law in (*four, enumerable.best_worst_optimum(case, 4))]
     assert spent == pytest.approx([0.63, 0.85], abs=0.02)  # continuous: 0.636 and 0.854
 
 
-def test_bonbon_has_the_margins_of_the_paper() -> None:
-    """β_n is 0.5, 1/11 and, as the authors' README has it, 0.0275482094 for n = 2, 4, 8."""
-    assert [0.5 / bonbon_margin(n) for n in (2, 4, 8)] == pytest.approx([0.5, 1 / 11, 0.0275482094])
-
-
 def test_losses_are_those_of_the_papers() -> None:
-    """One pair by hand: h = (1, −1), τ = 0.25, n = 2."""
+    """One pair by hand: h = (1, −1), τ = 0.25, n = 2; β_n of BoNBoN as its authors' README has it."""
+    assert [0.5 / bonbon_margin(n) for n in (2, 4, 8)] == pytest.approx([0.5, 1 / 11, 0.0275482094])
     h, number = torch.tensor([[1.0, -1.0]]), torch.tensor([2.0])
     assert ipo(0.25).loss(h, number).item() == pytest.approx((1 + 1 - 2) ** 2)
-    margin = torch.tensor([bonbon_margin(2)])
-    assert bonbon(2).loss(h, margin).item() == pytest.approx(-0.005 + 0.995 * (2 - 1) ** 2)
+    assert bonbon(2).loss(h, torch.tensor([bonbon_margin(2)])).item() == pytest.approx(-0.005 + 0.995 * (2 - 1) ** 2)
+
+
+@pytest.mark.parametrize("objective", ["reward", "win-rate"])
+def test_snips_is_least_at_the_optimum_of_the_procedure(objective: Any) -> None:
+    """Free log-ratios of rewards that tie reach its value; where prompts have several K, sets are of the smallest."""
+    rng = np.random.default_rng(0)
+    drawn: list[Any] = [rng.integers(0, 4, (20, 6)), [[0, 1, 1, 2, 2], [0, 1]]]
+    law, uneven = (optimum(rewards, "best-of-4", kl=0.3, objective=objective) for rewards in drawn)
+    worth = torch.tensor(np.concatenate([snips(law).examples(row, row, rng)[1] for row in law.rewards_PK]))
+    h = torch.zeros(20, 6, dtype=torch.double, requires_grad=True)
+    for _ in range(2000):
+        h.data -= 100.0 * torch.autograd.grad(snips(law).loss(h, worth), h)[0]
+    assert snips(law).loss(h, worth).item() == pytest.approx(law.beta * law.kl - law.value, abs=1e-6)
+    assert snips(uneven).examples(uneven.rewards_PK[0], uneven.log_ratios_PK[0], rng)[0].shape == (2, 2)
 
 
 def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Path) -> None:
@@ -70,9 +75,8 @@ def test_mixed_precision_begins_at_the_reference(case: Enumerable, tmp_path: Pat
     model, _ = load_policy(case.folder)
     rows = case.rollouts(8)
     texts = [[row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids")]
-    exact = response_logprobs(model, *texts)
     reference = response_logprobs(model, *texts, bf16=True)
-    assert np.abs(reference - exact).max() > 1e-3
+    assert np.abs(reference - response_logprobs(model, *texts)).max() > 1e-3
     rows = [row | {"reference_logprob": float(own)} for row, own in zip(rows, reference, strict=True)]
     fit = Fit(bf16=True, lora=Lora())
     adapted = with_adapter(model, fit, TaskType.CAUSAL_LM)
@@ -152,20 +156,16 @@ def test_rollouts_are_drawn_half_from_the_reference_and_half_from_the_optimum() 
     assert np.mean(counts, axis=0) == pytest.approx(expected, abs=0.03)
 
 
-def test_ipo_pairs_every_rollout_once_and_labels_by_the_reward() -> None:
-    """Pairs are disjoint, new in each pass, and labeled ±1/2τ, or 0 for a tie."""
+def test_sets_are_disjoint() -> None:
+    """IPO's pairs are new in each pass, labeled ±1/2τ or 0 for a tie; BoNBoN's best and worst are of 7/3 sets."""
     rewards, rng = np.array([0.0, 0.0, 1.0, 2.0, 2.0, 2.0]), np.random.default_rng(0)
     passes = [ipo(0.25).examples(rewards, 0.0 * rewards, rng) for _ in range(2)]
     for pairs, labels in passes:
         assert sorted(pairs.ravel()) == list(range(6))
         assert labels.tolist() == [2.0 * np.sign(rewards[i] - rewards[j]) for i, j in pairs]
     assert passes[0][0].tolist() != passes[1][0].tolist()
-
-
-def test_bonbon_pairs_best_and_worst_of_disjoint_sets() -> None:
-    """Seven rollouts make two disjoint sets of three, and each gives its best and worst with the margin."""
     rewards = np.arange(7.0)
-    pairs, numbers = bonbon(3).examples(rewards, 0.0 * rewards, np.random.default_rng(0))
+    pairs, numbers = bonbon(3).examples(rewards, 0.0 * rewards, rng)
     assert pairs.shape == (2, 2)
     assert len(set(pairs.ravel())) == 4
     assert (rewards[pairs[:, 0]] - rewards[pairs[:, 1]] >= 2).all()

@@ -22,7 +22,7 @@ from scipy.optimize.elementwise import find_root
 from scipy.special import betaln, logsumexp, xlogy
 
 from infalign.core.errors import ConfigError
-from infalign.method.calibration import Array, as_rewards, calibrate, reward_rows, stacked
+from infalign.method.calibration import Array, as_rewards, calibrate, places, reward_rows, stacked
 from infalign.method.laws import Law, of_rewarded
 from infalign.method.procedures import RankProcedure, Served, as_procedure, looks_at_ranks
 from infalign.method.procedures.base import cumulated
@@ -84,6 +84,13 @@ class Optimal(NotByRank):
         calibrate(rewards, references_K)  # raises for what is not finite, too few or not sorted
         laws, solved = _solved_law(self, references_K.tobytes())
         return laws.at(rewards, 0, solved)
+
+    def worth(self, rewards_K: Array) -> Array:
+        """Return w of each of a prompt's rollouts: its reward, or how often it wins against what is served of all."""
+        if self.objective == "reward":
+            return rewards_K
+        ranks = np.stack(places(rewards_K[None])) / rewards_K.size
+        return np.asarray(self.procedure.distortion(ranks).mean(axis=0)[0])
 
 
 @lru_cache(maxsize=16_384)

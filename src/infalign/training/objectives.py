@@ -15,7 +15,7 @@ from infalign.method.shapings import Shaping
 if TYPE_CHECKING:
     import torch
 
-Examples = tuple[NDArray[np.intp], Array]  # rollouts (E, M), numbers (E,)
+Examples = tuple[NDArray[np.intp], Array]  # rollouts (E, M), numbers (E,) or (E, M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,9 @@ class Objective:
     """The training examples and the loss of an offline solver.
 
     ``examples`` turns the K rewards of one prompt, and their log π*/π_ref, into the examples of one pass: the rollouts
-    of each example, (E, M), and one number per example, (E,): a target, a weight or a label. ``loss`` is the mean loss
-    of a batch: it compares those numbers with h = log π/π_ref of the rollouts, (B, M), summed over tokens.
+    of each example, (E, M), and one number per example, (E,), or rollout, (E, M): a target, a weight or a label.
+    ``loss`` is the mean loss of a batch: it compares those numbers with h = log π/π_ref of the rollouts, (B, M), summed
+    over tokens.
     """
 
     examples: Callable[[Array, Array, np.random.Generator], Examples]

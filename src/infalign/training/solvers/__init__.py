@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from infalign.core.settings import one_of
-from infalign.training.solvers import bond, distil, maxk, on_policy, pairs, ppo, qrpo, resample
+from infalign.training.solvers import bond, distil, maxk, on_policy, pairs, ppo, qrpo, resample, snips
 from infalign.training.solvers.base import Solver
 
 KINDS: dict[str, type[Solver]] = {
     "qrpo": qrpo.Settings,
+    "snips": snips.Settings,
     "resample": resample.Resample,
     "ipo": pairs.Ipo,
     "bon-sft": resample.BonSft,

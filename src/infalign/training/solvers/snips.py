@@ -1,0 +1,91 @@
+"""snips: what the policy itself would serve, over the stored rollouts weighted by importance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from infalign.method.calibration import Array
+from infalign.method.laws import Law
+from infalign.method.optimum import Optimal
+from infalign.method.procedures import RankProcedure
+from infalign.method.procedures.base import cumulated
+from infalign.training.objectives import Examples, Objective
+from infalign.training.solvers.base import OPTIMA, AimSetting, Shaped, Workload
+from infalign.training.solvers.offline import Offline
+from infalign.training.solvers.pairs import random_sets
+
+if TYPE_CHECKING:
+    import torch
+
+PROMPTS = 8  # in a batch, by default
+
+
+def snips(law: Law) -> Objective:
+    """Return the loss β·KL(q ‖ 1/K) − J(q) of the law q_i ∝ π(y_i)/π_ref(y_i) over the K rollouts of a prompt.
+
+    These weights are self-normalized importance sampling (Swaminathan and Joachims 2015). For an optimum, J is what its
+    procedure serves of q, so a rollout's reward is transformed by the policy's own law, not by the law that a network
+    may be unable to reach. For other shapings J is the mean of the shaped rewards.
+    """
+    shaping, size = law.shaping, min(np.size(row) for row in law.rewards_PK)
+
+    def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
+        rows = random_sets(rewards_K.size, size, rng)
+        worth_K = shaping.worth(rewards_K) if isinstance(shaping, Optimal) else law.beta * log_ratios_K
+        return rows, worth_K[rows]
+
+    def loss(h_BK: torch.Tensor, worth_BK: torch.Tensor) -> torch.Tensor:
+        log_q = h_BK.log_softmax(1)
+        q = log_q.exp()
+        if isinstance(shaping, Optimal):
+            own = q.detach().double().cpu().numpy(), worth_BK.double().cpu().numpy()
+            value_B, slope_BK = (q.new_tensor(part) for part in served_value(shaping.procedure, *own))
+            served_B = value_B + ((q - q.detach()) * slope_BK).sum(1)
+        else:
+            served_B = (q * worth_BK).sum(1)
+        kl_B = (q * (log_q + np.log(size))).sum(1)
+        return (law.beta * kl_B - served_B).mean()
+
+    return Objective(examples, loss)
+
+
+def served_value(procedure: RankProcedure, q_BK: Array, worth_BK: Array) -> tuple[Array, Array]:
+    """Return what a procedure serves of laws q over K rollouts, (B,), and its derivative in each q_i, (B, K).
+
+    J = Σ_j (h(F_j) − h(F_{j−1}))·w_j, with F the sums of q from the lowest worth; the derivative is g of
+    `method.optimum`.
+    """
+    order = worth_BK.argsort(axis=1)
+    below = cumulated(np.take_along_axis(q_BK, order, axis=1))
+    worth = np.take_along_axis(worth_BK, order, axis=1)
+    steps = procedure.density(below[:, 1:-1]) * np.diff(worth, axis=1)
+    slopes = np.zeros(q_BK.shape)
+    np.put_along_axis(slopes, order[:, :-1], -steps[:, ::-1].cumsum(axis=1)[:, ::-1], axis=1)
+    return (np.diff(procedure.distortion(below), axis=1) * worth).sum(axis=1), slopes
+
+
+class Settings(Shaped, Offline):
+    """Off-policy gradients of J − β·KL, with the policy's own probabilities of the stored rollouts."""
+
+    solver: Literal["snips"]
+    transform: AimSetting = Field(
+        OPTIMA["optimal"], description="optimal: what the procedure serves (of graded rewards with a goal, as in qrpo)"
+    )
+
+    def with_usual_fit(self, *, pretrained: bool) -> Self:
+        """Return it in the usual form; an example is a prompt with all its rollouts, so a batch has fewer."""
+        usual = super().with_usual_fit(pretrained=pretrained)
+        if usual is self:
+            return self
+        fit = usual.fit.model_copy(update={"batch_size": PROMPTS, "device_batch_size": 1 if pretrained else None})
+        return usual.model_copy(update={"fit": fit})
+
+    def workload(self, prompts: int, rollouts: int) -> Workload:
+        work = super().workload(prompts, rollouts)
+        return work._replace(passes=work.passes * work.responses / rollouts, responses=rollouts)
+
+    def objective(self, law: Law) -> Objective:
+        return snips(law)
