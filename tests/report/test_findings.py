@@ -128,7 +128,7 @@ def test_who_misses_the_budget_is_told_its_own_knob(name: str, spent: float, wor
     ("gain", "seen_gain", "words"),
     [
         ([], [], "do not tell its gain, so the reference is kept; lower its fit.learning_rate"),
-        ([-0.01, 0.002, 0.014], [0.02, 0.04, 0.06], r"\+0.2 points of best-of-4 \(−1.0 to \+1.4"),
+        ([-0.01, 0.002, 0.014], [0.02, 0.04, 0.06], r"\+0.2 points of best-of-3 \(−1.0 to \+1.4"),
         ([-0.02, -0.01, 0.0], [0.02, 0.04, 0.06], r"; raise rollout.prompts \(12\)$"),
         ([-0.02, -0.01, 0.0], [-0.02, 0.0, 0.02], "it learned nothing that gains, so the reference is kept"),
     ],

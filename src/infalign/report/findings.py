@@ -10,6 +10,7 @@ from infalign.core.display import counted, number
 from infalign.core.errors import InfalignError
 from infalign.core.spelling import listed_names
 from infalign.method.by_name import why_left_out
+from infalign.method.procedures import seen_in
 from infalign.pipeline.records import Record, unit_name
 from infalign.pipeline.units import Summary
 from infalign.recipe.settings import Recipe
@@ -171,7 +172,8 @@ def _of_strength(recipe: Recipe, summary: Summary) -> Iterator[str]:
         return
     gain, learned = summary["gain"], summary["seen_gain"]["low"] > 0
     low, mean, high = (number(100 * gain[end], "+.1f") for end in ("low", "mean", "high"))
-    gained = f"on held-out prompts it gains {mean} points of {recipe.procedure.name} ({low} to {high})"
+    served = seen_in(recipe.rollout.k, recipe.procedure)
+    gained = f"on held-out prompts it gains {mean} points of {served.name} ({low} to {high})"
     if learned:
         yield (
             f"what it learned does not carry over to new prompts, so the reference is kept: {gained}; "

@@ -17,7 +17,7 @@ from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.kl import kl_from_reference_samples
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
-from infalign.method.procedures import Served, distortion, is_extreme
+from infalign.method.procedures import Served, distortion, is_extreme, seen_in
 from infalign.training.common import Fitted
 from infalign.training.offline_trainer import Rows, measured_rollouts, split_prompts
 
@@ -131,15 +131,16 @@ def served_gain(rewards_K: Array, weight_K: Array, procedure: Served, *, binary:
     """Return what a law over K rollouts of the reference, by importance weights, gains over it when both are served.
 
     The gain is in the win rate against the reference, or in the share of successes where rewards are ``binary``. For
-    the best or the worst of N it is the mean over all sets of N rollouts by the products of their weights. What N draws
-    of a law over the rollouts would serve is biased, as several of them may be one rollout: weights that are noise
-    would gain for the worst of N.
+    the best or the worst of N, at most K/2 (`seen_in`), it is the mean over all sets of N rollouts by the products of
+    their weights. What N draws of a law over the rollouts would serve is biased, as several of them may be one rollout:
+    weights that are noise would gain for the worst of N.
     """
+    procedure = seen_in(rewards_K.size, procedure)
     values, place_K = np.unique(rewards_K, return_inverse=True)
 
     def served(weight_K: Array) -> Array:
         """Return the probability that each value is served."""
-        if is_extreme(procedure) and procedure.n <= weight_K.size:
+        if is_extreme(procedure):
             best, last = procedure.sign > 0, len(values) - 1
             outside_VK = (np.arange(last)[:, None] < place_K) == best  # of what is at most, or above, each value
             apart = mean_product(np.where(outside_VK, 0.0, weight_K), procedure.n)

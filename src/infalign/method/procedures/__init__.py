@@ -40,6 +40,7 @@ __all__ = [
     "parse_procedure",
     "respelled",
     "rewinds",
+    "seen_in",
 ]
 
 FAMILIES = (standard, extremes, order_statistics, rewind)
@@ -77,6 +78,16 @@ def parse_procedure(name: str, *, loads: bool = True) -> Served:
 def as_procedure(procedure: Served | str) -> Served:
     """Return a procedure, or the one that a text spells."""
     return parse_procedure(procedure) if isinstance(procedure, str) else procedure
+
+
+def seen_in(rollouts: int, procedure: Served) -> Served:
+    """Return what weights of so many rollouts can tell apart: of an N above half of them, that with half.
+
+    The mean is over all sets of N rollouts: where N is their number, that is one set, from which no weights gain.
+    """
+    if not is_extreme(procedure) or procedure.n <= rollouts // 2:
+        return procedure
+    return type(procedure)(max(1, rollouts // 2))
 
 
 def own_spellings(procedure: Procedure) -> list[str]:
