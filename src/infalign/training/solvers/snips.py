@@ -68,11 +68,12 @@ def served_value(procedure: RankProcedure, q_BK: Array, worth_BK: Array) -> tupl
 
 
 class Settings(Shaped, Offline):
-    """Off-policy gradients of J − β·KL, with the policy's own probabilities of the stored rollouts."""
+    """Off-policy gradients of J − β·KL by the policy's own probabilities of stored rollouts; a batch counts prompts."""
 
     solver: Literal["snips"]
     transform: AimSetting = Field(
-        OPTIMA["optimal"], description="optimal: what the procedure serves (of graded rewards with a goal, as in qrpo)"
+        OPTIMA["optimal"],
+        description="optimal: J is what the procedure serves; others as in qrpo: J is the mean shaped reward",
     )
 
     def with_usual_fit(self, *, pretrained: bool) -> Self:
