@@ -9,10 +9,9 @@ apart, so the law over these and all others as one class, which are never right,
 200 held-out prompts. A guide is brought to a KL by a factor on its log-ratio, an adapter by a factor on ΔW, as
 ``lora_alpha`` keeps one, and its KL is that over the whole vocabulary. ``on-policy`` has adapters of the last layers
 that learn from as many fresh responses (`ON_POLICY`) as the others have stored, to the same prompts, by the loop of
-`pass_at_k.py`, with β steered to the same KL, and one that learns so from the stored responses (`STORED`); ``tune``
-finds their rates on a seed that is not reported. Tables as of `pass_at_k.py`, and one by how large the answer is. What
-is done is not repeated, so the seeds that are done can be printed at any time. Further words are settings, such as
-compute.processes=1.
+`pass_at_k.py`, with β steered to the same KL; ``tune`` finds their rates on a seed that is not reported. Tables as of
+`pass_at_k.py`, and one by how large the answer is. What is done is not repeated, so the seeds that are done can be
+printed at any time. Further words are settings, such as compute.processes=1.
 """
 
 import json
@@ -44,7 +43,7 @@ from pass_at_k import (
 )
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from run_files import drawn, load_recipe, test_prompts, written
+from run_files import load_recipe, test_prompts, written
 from seeds import Trained, read_words
 from torch import Tensor
 
@@ -72,6 +71,10 @@ FORMS = {
     "lora-ordinary": LORA.format("raw", "{rank: 16}"),
     "last-layers-aware": LORA.format("optimal", f"{{rank: 16, layers: {LAST}}}"),
     "last-layers-ordinary": LORA.format("raw", f"{{rank: 16, layers: {LAST}}}"),
+    "last-layers-snips": (
+        "{solver: snips, kl_budget: 0.2, "
+        f"fit: {{lora: {{rank: 16, layers: {LAST}}}, learning_rate: 6.0e-4, batch_size: 8, epochs: 2}}}}"
+    ),
     "student-aware": STUDENT.format("aware"),
     "student-ordinary": STUDENT.format("ordinary"),
 }
@@ -79,8 +82,6 @@ ONLINE_PROMPTS, TRIED = 8, (2.5e-4, 5.0e-4, 1.0e-3)  # of a step on-policy, and 
 STEERED = Steered(NATS, 1.0, 0.1)  # runs are short, and what is far from the reference soon draws no two responses
 TUNED = dict.fromkeys(OBJECTIVES, 5.0e-4)  # what ``tune`` found: the middle one is best for each
 ON_POLICY = {f"on-policy {name}": Rival(name, name, rate=rate) for name, rate in TUNED.items()}
-STORED = "stored pass@8"  # the same on the stored responses, drawn again with the policy's probabilities
-ON_POLICY[STORED] = ON_POLICY["on-policy pass@8"]
 TUNE = {f"{name} at {rate:g}": Rival(name, name, rate=rate) for name in OBJECTIVES for rate in TRIED}
 RIVALS = {"on-policy": ON_POLICY, "tune": TUNE}
 Prompts = Mapping[str, list[Any]]
@@ -145,10 +146,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.asked = pq.read_table(root / "calibrated.parquet", columns=["prompt_id", "prompt", "columns", "token_ids"])
         self.ids = self.asked["token_ids"].to_pylist()
-        said = {key: ids for part in (root / "rollouts").iterdir() for key, ids in drawn(part, "token_ids").items()}
-        stored = range(load_recipe(str(root / "recipe.yaml")).rollout.k)
-        names = self.asked["prompt_id"].to_pylist()
-        self.stored_PK = torch.tensor([[said[name, k][0] for k in stored] for name in names])
+        self.drawn = self.asked.num_rows * load_recipe(str(root / "recipe.yaml")).rollout.k
         self.right = dict[tuple[int, int], float]()
         self.model, self.tokenizer = Policy.of(REFERENCE)
         self.below = [guides.with_stored(self.model, guides.pack([ids], [[0]]), LAST).states for ids in self.ids]
@@ -163,15 +161,10 @@ class World:
         with guides.packing(self.model), guides.starting_from_states(self.model, LAST):
             return packed.logits(model).log_softmax(-1)
 
-    def draw(self, model: Any, stored: bool, rows: np.ndarray) -> Drawn:
-        """Return responses to some prompts, fresh ones or ``stored`` ones with their probabilities under the model."""
+    def draw(self, model: Any, rows: np.ndarray) -> Drawn:
+        """Return responses of a model to some prompts."""
         law_PV, base_PV = self.logprobs(model, rows), self.base_PV[rows]
-        if stored:
-            given_PK = self.stored_PK[rows]
-            ratio_PK = (law_PV.detach() - base_PV).gather(1, given_PK)
-            tokens_PG = given_PK.gather(1, ratio_PK.exp().multinomial(GROUP, replacement=True))
-        else:
-            tokens_PG = law_PV.detach().exp().multinomial(GROUP, replacement=True)
+        tokens_PG = law_PV.detach().exp().multinomial(GROUP, replacement=True)
         now, before = (law.gather(1, tokens_PG).flatten() for law in (law_PV, base_PV))
         pairs = [*zip(np.repeat(rows, GROUP).tolist(), tokens_PG.flatten().tolist(), strict=True)]
         if new := [*set(pairs) - self.right.keys()]:
@@ -185,8 +178,8 @@ class World:
         """Train an adapter of the last layers by the policy's draws and save it; return what its last step says."""
         torch.manual_seed(seed)
         adapter = guides.adapted(self.model, LAST)
-        rival = rival._replace(steps=self.stored_PK.numel() // (ONLINE_PROMPTS * GROUP))
-        draw = partial(self.draw, adapter, name == STORED)
+        rival = rival._replace(steps=self.drawn // (ONLINE_PROMPTS * GROUP))
+        draw = partial(self.draw, adapter)
         *_, notes = train_on_policy(adapter, rival, draw, len(self.ids), seed, ONLINE_PROMPTS, STEERED)
         with written(place) as part:
             adapter.save_pretrained(str(part))

@@ -6,10 +6,11 @@ b`` to each of 500 held-out prompts are enumerated, anything else is one class, 
 brought to one KL by a factor on its log-ratio to the reference. `most pass@8` is the best that any policy has there,
 `most pass@1` what ordinary RLHF would end at. A last table has the N whose pass@N is our pass@8. On-policy methods with
 a KL term have it in the reward, and β is steered to the KL while they train; the others spend what they spend. ``demo``
-trains none but the demo's own, ``forms`` besides them a student of `aware` and plain models (`FORMS`).
-``converged`` has on-policy methods of up to 2,000 steps with rates of their own, which ``tune`` finds on a seed that is
-not reported. ``FOLDER/demo.png`` shows the demo's policies. What is done is not repeated. Intervals: 95 %, over seeds
-and prompts. Twenty minutes of a core per seed, five with ``demo``, eight with ``forms``, half an hour with the others.
+trains none but the demo's own, ``snips`` besides them a guide by that solver, ``forms`` a student of `aware` and plain
+models (`FORMS`). ``converged`` has on-policy methods of up to 2,000 steps with rates of their own, which ``tune`` finds
+on a seed that is not reported. ``FOLDER/demo.png`` shows the demo's policies. What is done is not repeated. Intervals:
+95 %, over seeds and prompts. Twenty minutes of a core per seed, five with ``demo``, eight with ``forms`` or ``snips``,
+half an hour with the others.
 """
 
 import re
@@ -36,7 +37,7 @@ from infalign import Policy, advantages, estimate
 KS = [2**j for j in range(7)]
 SERVED, KLS = 8, (0.05, 0.1)
 AWARE = "aware", "student", "student-aware", "lora-aware", "last-layers-aware"
-OURS = *AWARE, "pass@8", "on-policy pass@8", "stored pass@8"  # whose leads are printed
+OURS = *AWARE, "snips", "last-layers-snips", "pass@8", "on-policy pass@8"  # whose leads are printed
 NO_KL = 1e-9  # nats, between two ways to compute one law
 COLORS = {"reference": "#85898f", "ordinary": "#d55e00", "aware": "#0072b2"}  # in the figure
 ANSWERS = [f"Take {a} {b}" for a in range(1, 10) for b in range(1, 10)]
@@ -52,6 +53,7 @@ FORMS = {
     "lora-aware": f"{{transform: optimal, kl_budget: 0.05, solver: qrpo, fit: {LORA}}}",
     "lora-ordinary": f"{{transform: raw, kl_budget: 0.05, solver: qrpo, fit: {LORA}}}",
 }
+SNIPS = {"snips": f"{{solver: snips, kl_budget: 0.05, {GUIDE.replace('512', '16')}}}"}  # batches of 16 prompts × 32
 
 
 class Rival(NamedTuple):
@@ -313,7 +315,7 @@ def train_offline(
 
 def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> Seed:
     """Train those of ``methods`` that are missing of a seed; return the law of each, from its file in ``laws``."""
-    offline = {name: policy for name, policy in (OFFLINE | FORMS).items() if name in methods}
+    offline = {name: policy for name, policy in (OFFLINE | FORMS | SNIPS).items() if name in methods}
     root = train_offline("demo", folder, seed, offline)
     world, stored = World(root), root / "laws"
     stored.mkdir(exist_ok=True)
@@ -332,7 +334,7 @@ def laws_of(folder: Path, seed: int, methods: Sequence[str]) -> Seed:
 def main() -> int:
     """Train what is missing and print the tables."""
     folder, *words = sys.argv[1:]
-    further = {"demo": [], "forms": [*FORMS], "tune": [*TUNE], "converged": [*CONVERGED]}
+    further = {"demo": [], "forms": [*FORMS], "tune": [*TUNE], "converged": [*CONVERGED], "snips": [*SNIPS]}
     numbers = [int(word) for word in words if word not in further]
     others = next((further[word] for word in words if word in further), [*OFFLINE, *ON_POLICY])
     seeds = [laws_of(Path(folder), number, ["reference", "aware", "ordinary", *others]) for number in numbers]
