@@ -28,7 +28,7 @@ def test_explain_says_type_default_and_meaning_of_what_contains_a_word() -> None
     """Each key is three lines; a word that no key contains is exit code 2 and one sentence with the nearest."""
     assert answer("recipes", "--explain", "kl_budget") == (
         "policies.NAME.kl_budget\n"
-        "  number ≥ 1e-20; default none; of qrpo, resample, ipo, rloo, ppo, grpo, maxk, bond\n"
+        "  number ≥ 1e-20; default none; of qrpo, snips, resample, ipo, rloo, ppo, grpo, maxk, bond\n"
         "  nats per response; β follows from theory\n"
     )
     out = answer("recipes", "--explain", "data.sources.N.hub.")
