@@ -73,7 +73,7 @@ FORMS = {
     "last-layers-ordinary": LORA.format("raw", f"{{rank: 16, layers: {LAST}}}"),
     "last-layers-snips": (
         "{solver: snips, kl_budget: 0.2, "
-        f"fit: {{lora: {{rank: 16, layers: {LAST}}}, learning_rate: 6.0e-4, batch_size: 8, epochs: 2}}}}"
+        f"fit: {{lora: {{rank: 16, layers: {LAST}}}, learning_rate: 6.0e-4, batch_size: 256, epochs: 2}}}}"
     ),
     "student-aware": STUDENT.format("aware"),
     "student-ordinary": STUDENT.format("ordinary"),

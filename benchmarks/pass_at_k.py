@@ -53,7 +53,7 @@ FORMS = {
     "lora-aware": f"{{transform: optimal, kl_budget: 0.05, solver: qrpo, fit: {LORA}}}",
     "lora-ordinary": f"{{transform: raw, kl_budget: 0.05, solver: qrpo, fit: {LORA}}}",
 }
-SNIPS = {"snips": f"{{solver: snips, kl_budget: 0.05, {GUIDE.replace('512', '16')}}}"}  # batches of 16 prompts × 32
+SNIPS = {"snips": f"{{solver: snips, kl_budget: 0.05, {GUIDE}}}"}
 
 
 class Rival(NamedTuple):

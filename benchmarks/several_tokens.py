@@ -8,11 +8,10 @@ reads the reference's states and a LoRA adapter of the last ten layers, each for
 RLHF, and such an adapter by `snips`, at `NATS` by the strength that their training chooses. ``online``: adapters
 trained by `fit_online` in TRL's loop on as many responses, to `ONLINE` prompts, for each of `METHODS`: with our law, as
 RLOO, and with the advantages of GRPO and of MaxRL; each is measured as trained and with ΔW times the factor that should
-bring it to `NATS`. Pairs are
-compared per prompt at the KL that both reach, where they are comparable (`seeds.AtOneKL`). Further words are settings,
-such as compute.processes=1. 95 % intervals over seeds and prompts. What is done is not repeated. Not yet run; estimated
-from a hundred prompts: three hours of an idle core per seed, and half of that with compute.dtype=bfloat16 where the CPU
-has it; on-policy ten hours more.
+bring it to `NATS`. Pairs are compared per prompt at the KL that both reach, where they are comparable
+(`seeds.AtOneKL`). Further words are settings, such as compute.processes=1. 95 % intervals over seeds and prompts. What
+is done is not repeated. Not yet run; estimated from the first hour: three hours of an idle core per seed with
+compute.dtype=bfloat16, where the CPU has it; on-policy ten hours more.
 """
 
 import inspect
@@ -44,7 +43,7 @@ MOST = 8.0  # times ΔW, at most
 OFFLINE = {  # adapters of the last ten layers train on stored states
     f"lora-{name}": LORA.format(transform, "{rank: 16, layers: 10}")
     for name, transform in (("aware", "optimal"), ("ordinary", "raw"))
-} | {"lora-snips": "{solver: snips, kl_budget: 0.2, fit: {lora: {rank: 16, layers: 10}, batch_size: 8, epochs: 1}}"}
+} | {"lora-snips": "{solver: snips, kl_budget: 0.2, fit: {lora: {rank: 16, layers: 10}, batch_size: 64, epochs: 1}}"}
 METHODS: dict[str, str | None] = {"rloo-aware": None, "rloo": None, "grpo": "grpo", "maxrl": "maxrl"}  # advantages
 AWARE = "rloo-aware"
 LEADS = {  # each over the others

@@ -61,7 +61,7 @@ METHODS = {
     "qrpo exp:10": Method(given(12, 256), by_exp10, steep),
     "qrpo squared exp:10": Method(given(12, 256, loss="squared"), by_exp10, steep),
     "resample exp:10": Method(given(12, 256, "resample"), by_exp10, steep),
-    "snips best-of-4": Method(given(80, 3, "snips"), served_by_4, SERVED_BY_4),
+    "snips best-of-4": Method(given(80, 3 * K, "snips"), served_by_4, SERVED_BY_4),
     "bon-sft n=4": Method(given(16, 256, "bon-sft", n=4), best_of_4, BEST),
     "bonbon n=4": Method(given(40, 256, "bonbon", n=4), best_of_4, BEST_AND_WORST),
 }

@@ -83,7 +83,7 @@ def as_procedure(procedure: Served | str) -> Served:
 def seen_in(rollouts: int, procedure: Served) -> Served:
     """Return what weights of so many rollouts can tell apart: of an N above half of them, that with half.
 
-    The mean is over all sets of N rollouts: where N is their number, that is one set, from which no weights gain.
+    The mean is over all sets of N rollouts: where N is their number, that is one set, whose weight cancels.
     """
     if not is_extreme(procedure) or procedure.n <= rollouts // 2:
         return procedure

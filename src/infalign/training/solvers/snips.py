@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field
 
+from infalign.core.errors import ConfigError
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
 from infalign.method.optimum import Optimal
 from infalign.method.procedures import RankProcedure
 from infalign.method.procedures.base import cumulated
 from infalign.training.objectives import Examples, Objective
-from infalign.training.solvers.base import OPTIMA, AimSetting, Shaped, Workload
+from infalign.training.output_folder import Job
+from infalign.training.solvers.base import OPTIMA, AimSetting, History, Inputs, Shaped, Workload
 from infalign.training.solvers.offline import Offline
 from infalign.training.solvers.pairs import random_sets
 
 if TYPE_CHECKING:
     import torch
 
-PROMPTS = 8  # in a batch, by default
+USUAL = {"batch_size": 256, "device_batch_size": 32}  # of a fit, in rollouts
 
 
 def snips(law: Law) -> Objective:
@@ -28,9 +30,13 @@ def snips(law: Law) -> Objective:
 
     These weights are self-normalized importance sampling (Swaminathan and Joachims 2015). For an optimum, J is what its
     procedure serves of q, so a rollout's reward is transformed by the policy's own law, not by the law that a network
-    may be unable to reach. For other shapings J is the mean of the shaped rewards.
+    may be unable to reach. For other shapings J is the mean of the shaped rewards. Probability that leaves all rollouts
+    of a prompt alike changes nothing here; the strength of the policy counts it. Raises ConfigError for a prompt with
+    one rollout.
     """
-    shaping, size = law.shaping, min(np.size(row) for row in law.rewards_PK)
+    shaping, size = law.shaping, set_size(law)
+    if size < 2:
+        raise ConfigError("snips compares the rollouts of a prompt, and one has a single one; leave it out, or raise k")
 
     def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
         rows = random_sets(rewards_K.size, size, rng)
@@ -67,22 +73,24 @@ def served_value(procedure: RankProcedure, q_BK: Array, worth_BK: Array) -> tupl
     return (np.diff(procedure.distortion(below), axis=1) * worth).sum(axis=1), slopes
 
 
+def set_size(law: Law) -> int:
+    """Return how many rollouts of a prompt are compared: all, or where K differs the fewest that a prompt has."""
+    return min(np.size(row) for row in law.rewards_PK)
+
+
 class Settings(Shaped, Offline):
-    """Off-policy gradients of J − β·KL by the policy's own probabilities of stored rollouts; a batch counts prompts."""
+    """Off-policy gradients of J − β·KL, by the policy's own probabilities of the stored rollouts."""
 
     solver: Literal["snips"]
     transform: AimSetting = Field(
         OPTIMA["optimal"],
-        description="optimal: J is what the procedure serves; others as in qrpo: J is the mean shaped reward",
+        description="optimal: J is what the procedure serves; with others, those of qrpo, the mean shaped reward",
     )
 
     def with_usual_fit(self, *, pretrained: bool) -> Self:
-        """Return it in the usual form; an example is a prompt with all its rollouts, so a batch has fewer."""
+        """Return it in the usual form, with batches in which rollouts of several prompts fit."""
         usual = super().with_usual_fit(pretrained=pretrained)
-        if usual is self:
-            return self
-        fit = usual.fit.model_copy(update={"batch_size": PROMPTS, "device_batch_size": 1 if pretrained else None})
-        return usual.model_copy(update={"fit": fit})
+        return usual if usual is self else usual.model_copy(update={"fit": usual.fit.model_copy(update=USUAL)})
 
     def workload(self, prompts: int, rollouts: int) -> Workload:
         work = super().workload(prompts, rollouts)
@@ -90,3 +98,12 @@ class Settings(Shaped, Offline):
 
     def objective(self, law: Law) -> Objective:
         return snips(law)
+
+    def train(self, inputs: Inputs, law: Law | None, job: Job) -> History:
+        """Fit as other solvers do; an example is a prompt with its rollouts, so a batch has as many fewer."""
+        assert law is not None
+        size, fit = set_size(law), self.fit
+        at_once = max(1, (fit.device_batch_size or fit.batch_size) // size)
+        batch = at_once * max(1, fit.batch_size // size // at_once)
+        fit = fit.model_copy(update={"batch_size": batch, "device_batch_size": at_once})
+        return super(Settings, self.model_copy(update={"fit": fit})).train(inputs, law, job)
