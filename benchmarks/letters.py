@@ -118,7 +118,7 @@ def laws_of(
     if untrained := [name for name in rivals if not (root / "models" / name / "adapter").exists()]:
         world = World(root)
         for name in untrained:
-            notes = world.train(name, rivals[name], seed, root / "models" / name / "adapter")
+            notes = world.train(rivals[name], seed, root / "models" / name / "adapter")
             print(f"seed {seed}: {name} {notes}", flush=True)
     for last in (0, LAST):
         if chosen := [name for name in missing if (name in rivals or name.startswith("last")) is (last > 0)]:
@@ -174,8 +174,8 @@ class World:
             self.right |= zip(new, right[:, 0].tolist(), strict=True)
         return Drawn(now, before, [self.right[pair] for pair in pairs])
 
-    def train(self, name: str, rival: Rival, seed: int, place: Path) -> dict[str, float]:
-        """Train an adapter of the last layers by the policy's draws and save it; return what its last step says."""
+    def train(self, rival: Rival, seed: int, place: Path) -> dict[str, float]:
+        """Train an adapter of the last layers on-policy and save it; return what its last step says."""
         torch.manual_seed(seed)
         adapter = guides.adapted(self.model, LAST)
         rival = rival._replace(steps=self.drawn // (ONLINE_PROMPTS * GROUP))

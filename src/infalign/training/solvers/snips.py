@@ -22,7 +22,7 @@ from infalign.training.solvers.pairs import random_sets
 if TYPE_CHECKING:
     import torch
 
-USUAL = {"batch_size": 256, "device_batch_size": 32}  # of a fit, in rollouts
+USUAL_BATCH = {"batch_size": 256, "device_batch_size": 32}  # of a fit, in rollouts
 
 
 def snips(law: Law) -> Objective:
@@ -36,7 +36,9 @@ def snips(law: Law) -> Objective:
     """
     shaping, size = law.shaping, set_size(law)
     if size < 2:
-        raise ConfigError("snips compares the rollouts of a prompt, and one has a single one; leave it out, or raise k")
+        raise ConfigError(
+            "snips compares the rollouts of a prompt, but a prompt has only one; raise rollout.k, or leave it out"
+        )
 
     def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
         rows = random_sets(rewards_K.size, size, rng)
@@ -90,7 +92,7 @@ class Settings(Shaped, Offline):
     def with_usual_fit(self, *, pretrained: bool) -> Self:
         """Return it in the usual form, with batches in which rollouts of several prompts fit."""
         usual = super().with_usual_fit(pretrained=pretrained)
-        return usual if usual is self else usual.model_copy(update={"fit": usual.fit.model_copy(update=USUAL)})
+        return usual if usual is self else usual.model_copy(update={"fit": usual.fit.model_copy(update=USUAL_BATCH)})
 
     def workload(self, prompts: int, rollouts: int) -> Workload:
         work = super().workload(prompts, rollouts)
