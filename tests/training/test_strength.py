@@ -43,21 +43,21 @@ def law(rows: list[dict[str, Any]], kl: float = 0.0) -> Law:
     return replace(tilted(rewards_PK, Exponential(4.0), beta=20.0 / Exponential(4.0).scale), kl=kl)
 
 
-def chosen(case: Enumerable, policy: Fitted, rows: list[dict[str, Any]], budget: float) -> Choice:
+def chosen(case: Enumerable, policy: Fitted, rows: list[dict[str, Any]], budget: float, *report: Any) -> Choice:
     """Choose the strength of a policy that is served as Best-of-4."""
-    return choose_strength(policy, load_policy(case.folder)[0], rows, law(rows, budget), BestOfN(4))
+    return choose_strength(policy, load_policy(case.folder)[0], rows, law(rows, budget), BestOfN(4), *report)
 
 
 @pytest.mark.parametrize(("form", "budget"), [*zip(FORMS, (0.05, 0.2, 0.2), strict=True)])
 def test_a_policy_is_brought_to_its_budget(case: Enumerable, form: str, budget: float, tmp_path: Path) -> None:
     """Weaker or stronger than it was trained, its KL is the one asked for and its gain the one that it has."""
-    rows = case.rollouts(64)
+    rows, reports = case.rollouts(64), list[tuple[int, int, str]]()
     policy = fitted(case, rows, form, tmp_path)
-    choice = chosen(case, policy, rows, budget)
+    choice = chosen(case, policy, rows, budget, lambda *report: reports.append(report))
+    assert reports[-1] == (reports[0][1], reports[0][1], f"measuring at strength {choice.chosen.strength:.3g}")
     laws = case.laws(policy.model)
     kl = enumerable.kl(laws, case.log_reference)
-    assert kl == pytest.approx(budget, rel=0.07)
-    assert choice.chosen.kl == pytest.approx(kl, rel=0.03)
+    assert (kl, choice.chosen.kl) == (pytest.approx(budget, rel=0.07), pytest.approx(kl, rel=0.03))
     weights_PY, base_PY = np.exp(laws), np.exp(case.log_reference)
     gains = [win_rate(case.rewards[p], weights_PY[p], base_PY[p], 4) - 0.5 for p in range(len(base_PY))]
     assert choice.chosen.gain.mean == pytest.approx(np.mean(gains), abs=0.02)
@@ -89,8 +89,7 @@ def test_the_reference_is_kept_where_rollouts_tell_nothing(case: Enumerable, tmp
     rows = case.rollouts(16)
     policy = fitted(case, rows, "guide", tmp_path)
     torch.nn.init.normal_(policy.model.guide.head.linear.weight, std=4.0)
-    choice = chosen(case, policy, rows, 1.0)
-    assert choice.summary() == {"strength": 0.0, "strength_kl": 0.0}
+    assert chosen(case, policy, rows, 1.0).summary() == {"strength": 0.0, "strength_kl": 0.0}
 
 
 @pytest.mark.parametrize("procedure", [Standard(), BestOfN(6), WorstOfN(2), RewindAndRepeat(0.5, 3)])

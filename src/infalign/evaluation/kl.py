@@ -66,6 +66,7 @@ def kl_from_reference_samples(
     prompt_ids: TokenIds,
     completion_ids: TokenIds,
     stored: Sequence[StoredStates] = (),
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Array, Array]:
     """Estimate KL(policy ‖ reference) from completions sampled from the *reference*, one estimate per sequence.
 
@@ -85,6 +86,7 @@ def kl_from_reference_samples(
             before -= np.repeat(before[begins], np.diff(begins, append=of.size))
             np.add.at(kl, of, np.exp(before) * kl_t)
             np.add.at(h, of, h_t)
+            on_progress(rows[-1] + 1, len(prompt_ids))
     return kl, h
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from infalign.core.progress import OnProgress
 from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.kl import kl_from_reference_samples
 from infalign.method.calibration import Array
@@ -57,7 +58,14 @@ class Choice(NamedTuple):
         return {"strength": self.chosen.strength, "strength_kl": self.chosen.kl, **shown}
 
 
-def choose_strength(fitted: Fitted, reference: Any, rollouts: Rows, law: Law, procedure: Served) -> Choice:
+def choose_strength(
+    fitted: Fitted,
+    reference: Any,
+    rollouts: Rows,
+    law: Law,
+    procedure: Served,
+    on_progress: OnProgress = lambda done, total, note: None,
+) -> Choice:
     """Give a policy the strength whose gain has the highest lower bound, up to the KL of its law.
 
     The reference, at strength 0, has the gain 0, so it is kept unless another gain is significant. Gains are on the
@@ -74,7 +82,12 @@ def choose_strength(fitted: Fitted, reference: Any, rollouts: Rows, law: Law, pr
 
     def tried(rows: Rows, strength: float) -> Tried:
         apply(strength)
-        return Tried(strength, *_measure(model, reference, rows, procedure))
+
+        def report(done: int, total: int) -> None:
+            on_progress(done, total, f"measuring at strength {strength:.3g}")
+
+        report(0, len(rows))  # it begins anew
+        return Tried(strength, *_measure(model, reference, rows, procedure, report))
 
     held_out, others = split_prompts(rollouts, law)
     known = _up_to_budget(partial(tried, measured_rollouts(rollouts, held_out)), law.kl)
@@ -109,11 +122,13 @@ def _up_to_budget(tried: Callable[[float], Tried], budget: float) -> list[Tried]
     return known
 
 
-def _measure(model: Any, reference: Any, rows: Rows, procedure: Served) -> tuple[float, Estimate, float]:
+def _measure(
+    model: Any, reference: Any, rows: Rows, procedure: Served, report: Callable[[int, int], None]
+) -> tuple[float, Estimate, float]:
     """Return the KL of a policy, its gain over the reference, and the effective share of the rollouts."""
     prompts, responses = ([row[ids] for row in rows] for ids in ("prompt_ids", "completion_ids"))
     states = [row["states"] for row in rows if "states" in row]
-    kl_R, h_R = kl_from_reference_samples(model, reference, prompts, responses, states)
+    kl_R, h_R = kl_from_reference_samples(model, reference, prompts, responses, states, report)
     weight_R = np.exp(h_R - h_R.max())
     effective = weight_R.sum() ** 2 / (weight_R @ weight_R)
     rewards_R, gain_P, first = np.array([row["reward"] for row in rows], float), list[float](), 0

@@ -86,7 +86,8 @@ class Offline(Solver):
         if is_first():
             last = self.fit.last_layers
             with starting_from_states(fitted.model, last), starting_from_states(reference, last):
-                fitted.history[-1] |= choose_strength(fitted, reference, rows, law, inputs.procedure).summary()
+                choice = choose_strength(fitted, reference, rows, law, inputs.procedure, job.on_progress)
+                fitted.history[-1] |= choice.summary()
         return fitted.save(tokenizer)
 
 
