@@ -54,7 +54,7 @@ def rao_blackwell_kl(
     with evaluating(policy), evaluating(reference):
         for rows, parts in _passes(policy, reference, prompt_ids, completion_ids, batch_tokens):
             for row_of, own, base, targets in parts:
-                np.add.at(kl, np.asarray(rows)[row_of], token_kl(own, base, targets))
+                np.add.at(kl, np.asarray(rows)[row_of], token_kl(own, base, targets)[0])
             done += len(rows)
             on_progress(done, len(prompt_ids))
     return kl
@@ -77,10 +77,7 @@ def kl_from_reference_samples(
     kl, h = np.zeros((2, len(prompt_ids)))
     with evaluating(policy), evaluating(reference):
         for rows, parts in _passes(policy, reference, prompt_ids, completion_ids, FEW_TOKENS, stored):
-            terms = [
-                (np.asarray(rows)[row_of], token_kl(own, base, drawn), _log_ratio(own, base, drawn))
-                for row_of, own, base, drawn in parts
-            ]
+            terms = [(np.asarray(rows)[row_of], *token_kl(*logits_and_drawn)) for row_of, *logits_and_drawn in parts]
             of, kl_t, h_t = map(np.concatenate, zip(*terms, strict=True))
             before, begins = h_t.cumsum() - h_t, np.flatnonzero(np.diff(of, prepend=-1))
             before -= np.repeat(before[begins], np.diff(begins, append=of.size))
@@ -88,12 +85,6 @@ def kl_from_reference_samples(
             np.add.at(h, of, h_t)
             on_progress(rows[-1] + 1, len(prompt_ids))
     return kl, h
-
-
-def _log_ratio(own: Tensor, base: Tensor, drawn: Tensor) -> Array:
-    """Return log π/π_ref of the tokens that were drawn, (T,)."""
-    logprobs = (logits.double().log_softmax(-1).gather(-1, drawn[:, None])[:, 0] for logits in (own, base))
-    return np.asarray((next(logprobs) - next(logprobs)).cpu())
 
 
 def _passes(
@@ -122,8 +113,8 @@ def _passes(
             yield range(part.start, part.stop), ((row_of[where], p, q, drawn[where]) for (where, p), (_, q) in both)
 
 
-def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -> Array:
-    """Return the KL in each place of T tokens, (T,), from logits (T, V) and the tokens that were drawn there (T,).
+def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -> tuple[Array, Array]:
+    """Return the KL in each place of T tokens, from logits (T, V), and log π/π_ref of the tokens drawn there, all (T,).
 
     A KL that is infinite because the reference's logit is −inf for a token that π can draw is returned as inf.
     Computed in float64; the memory on top of the logits does not grow with T.
@@ -141,7 +132,7 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
     rows = max(1, at_once(CHUNK, policy_logits.device.type) // policy_logits.shape[-1])
     blocks = zip(*(torch.split(part, rows) for part in (policy_logits, reference_logits, targets)), strict=True)
     with torch.no_grad():
-        kl_t, impossible = map(torch.cat, zip(*(_block_kl(*block) for block in blocks), strict=True))
+        kl_t, log_ratio_t, impossible = map(torch.cat, zip(*(_block_kl(*block) for block in blocks), strict=True))
     if impossible.any():
         raise DataError(
             f"a completion has token {targets[impossible][0]}, to which the policy gives probability 0; pass the "
@@ -149,16 +140,17 @@ def token_kl(policy_logits: Tensor, reference_logits: Tensor, targets: Tensor) -
         )
     if kl_t.isnan().any():
         raise ConfigError("the model returns NaN or infinite logits; use an earlier checkpoint")
-    return np.asarray(kl_t.cpu())
+    return np.asarray(kl_t.cpu()), np.asarray(log_ratio_t.cpu())
 
 
-def _block_kl(policy_logits: Tensor, reference_logits: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the KL in each place, and whether π cannot draw the token there."""
+def _block_kl(policy_logits: Tensor, reference_logits: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the KL in each place, log π/π_ref of the token drawn there, and whether π cannot draw it."""
     import torch
 
     log_p, log_q = policy_logits.double().log_softmax(-1), reference_logits.double().log_softmax(-1)
     log_ratio = log_p - log_q
+    of_drawn = log_ratio.gather(-1, drawn[:, None])[:, 0]
     p = log_p.exp_()  # in place, because allocating new memory is what takes the time here
     unreachable = p == 0
     kl = torch.linalg.vecdot(p, log_ratio.masked_fill_(unreachable, 0.0))  # 0 log 0 = 0, and a NaN stays
-    return kl, unreachable.gather(-1, drawn[:, None])[:, 0]
+    return kl, of_drawn, unreachable.gather(-1, drawn[:, None])[:, 0]
