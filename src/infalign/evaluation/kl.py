@@ -50,13 +50,12 @@ def rao_blackwell_kl(
     >>> rao_blackwell_kl(model, model, prompt_ids=[[5, 6], [5, 6]], completion_ids=[[7], [8, 9]])
     array([0., 0.])
     """
-    kl, done = np.zeros(len(prompt_ids)), 0
+    kl = np.zeros(len(prompt_ids))
     with evaluating(policy), evaluating(reference):
         for rows, parts in _passes(policy, reference, prompt_ids, completion_ids, batch_tokens):
             for row_of, own, base, targets in parts:
                 np.add.at(kl, np.asarray(rows)[row_of], token_kl(own, base, targets)[0])
-            done += len(rows)
-            on_progress(done, len(prompt_ids))
+            on_progress(rows[-1] + 1, len(prompt_ids))
     return kl
 
 
