@@ -10,8 +10,8 @@ trained by `fit_online` in TRL's loop on as many responses, to `ONLINE` prompts,
 RLOO, and with the advantages of GRPO and of MaxRL; each is measured as trained and with ΔW times the factor that should
 bring it to `NATS`. Pairs are compared per prompt at the KL that both reach, where they are comparable
 (`seeds.AtOneKL`). Further words are settings, such as compute.processes=1. 95 % intervals over seeds and prompts. What
-is done is not repeated. Three hours of an idle core per seed with compute.dtype=bfloat16, where the CPU has it;
-on-policy ten hours more, by estimate: not run.
+is done is not repeated. Three and a half hours of an idle core per seed with compute.dtype=bfloat16, where the CPU
+has it; on-policy ten hours more, by estimate: not run.
 """
 
 import inspect
