@@ -172,7 +172,7 @@ def external(evaluated: Evaluated, place: Path) -> str:
 def seed_of(folder: Path, number: int, settings: Sequence[str], *, online: bool) -> Seed:
     """Do what is missing of a seed and return what was measured."""
     run_dir = run_of(folder, number, settings)
-    evaluated = Evaluated(load_recipe(run_dir / "recipe.yaml"))
+    evaluated = Evaluated(load_recipe(str(run_dir / "recipe.yaml"), [f"run_dir={run_dir}"]))
     methods = {name: [name] for name in evaluated.recipe.policies}
     for method in METHODS if online else ():
         trained = train_online(run_dir, method, number)
