@@ -49,7 +49,7 @@ AWARE = "rloo-aware"
 LEADS = {  # each over the others
     "offline": [
         ("aware", ["ordinary"]),
-        ("lora-aware", ["lora-ordinary"]),
+        ("lora-aware", ["lora-ordinary", "aware"]),
         ("lora-snips", ["lora-ordinary", "lora-aware"]),
     ],
     "online": [(AWARE, [name for name in METHODS if name != AWARE])],
