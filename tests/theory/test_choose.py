@@ -1,6 +1,4 @@
-"""Points of the curves, rankings for K rollouts, and transformations as files, against closed forms and brute force."""
-
-from pathlib import Path
+"""Points of the curves, and rankings for K rollouts, against closed forms and brute force."""
 
 import numpy as np
 import pytest
@@ -12,9 +10,9 @@ from infalign.method.transforms import Exponential, Identity, Log, parse_transfo
 from infalign.theory.choose import choose
 from infalign.theory.curve import curve_point, parse_transform_or_optimum
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
-from infalign.theory.law import aligned_law, law_at_kl
+from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import rank_optimum
-from infalign.theory.tabulation import smoothed, tabulated
+from infalign.theory.tabulation import smoothed
 
 
 def test_a_point_has_both_betas_and_the_standard_win_rate() -> None:
@@ -181,28 +179,3 @@ def test_a_budget_that_rollouts_cannot_spend_is_refused() -> None:
             choose(BestOfN(4), kl=kl, rollouts=8)
     with pytest.raises(ConfigError, match=r"8 rollouts cannot spend a KL of 1e-20 nats; .* not so small that it is"):
         choose(BestOfN(4), kl=1e-20, rollouts=8)
-
-
-@pytest.mark.parametrize(
-    ("name", "kl"),
-    [("identity", 1.0), ("exp:47", 5.0), ("exp:-47", 0.5), ("exp:330", 1.0), ("power:63", 0.5), ("power:-7", 3.0)],
-)
-def test_a_table_has_the_law_of_what_it_tabulates(tmp_path: Path, name: str, kl: float) -> None:
-    """Written to a file and read again, a transformation has the same CDF, KL and win rates at the same β to 1e-8."""
-    transform, file = parse_transform(name), tmp_path / "table.json"
-    law = law_at_kl(transform, kl=kl)
-    file.write_text(tabulated(transform, beta=law.beta).to_json())
-    assert parse_transform(str(file)).name == name
-    for beta in (law.beta, 10 * law.beta):
-        exact, read = aligned_law(transform, beta=beta), aligned_law(parse_transform(str(file)), beta=beta)
-        u = np.linspace(0.0, 1.0, 301)
-        assert np.abs(read.cdf_at(u) - exact.cdf_at(u)).max() < 1e-8
-        assert read.kl == pytest.approx(exact.kl, abs=1e-8)
-        for procedure in (BestOfN(32), WorstOfN(32)):
-            assert read.win_rate(procedure) == pytest.approx(exact.win_rate(procedure), abs=1e-8)
-
-
-def test_log_is_not_made_finite() -> None:
-    """log has no table: any finite value at 0 would be another transformation."""
-    with pytest.raises(ConfigError, match="log cannot be written as a table"):
-        tabulated(Log(), beta=1.0)

@@ -1,7 +1,7 @@
 """Commands that say what theory expects: curves, and the choice of a transformation."""
 
+import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,6 @@ from infalign.core.display import heading, percent, plain_table, printable, say
 from infalign.core.errors import ConfigError, InfalignError
 
 if TYPE_CHECKING:
-    from infalign.method.procedures import Served
     from infalign.theory.choose import Ranking
     from infalign.theory.curve import Point
 
@@ -43,12 +42,6 @@ limits: a policy that memorizes the ranks of each prompt learns their noise
 a smoother transformation (exact). Behind: the distance to the best under the
 worse limit. The recommendation is the simplest transformation whose distance
 exceeds the smallest by at most two standard errors, or by 0.1 % of 1 − W.
-
-  infalign choose --procedure best-of-8 --kl 0.3 --stored rewards.parquet
-is for rewards that tie, such as a checker's 0 and 1. The table has one row per
-rollout (prompt_id, reward), or per prompt (pass_rate, with --rollouts). It shows
-the value served today, limits at the budget for ordinary RLHF and for
-`transform: optimal`, the largest KL, and the effective number of rollouts.
 """
 ProcedureName = Annotated[
     str, Parameter(help="How both policies are served: best-of-4, worst-of-4, 2nd-best-of-8, rewind:0.85:32, ...")
@@ -105,57 +98,27 @@ def choose(
     *,
     procedure: ProcedureName,
     kl: Annotated[float, Parameter(help="KL budget in nats.")],
-    rollouts: Annotated[int | None, WHOLE, Parameter(help="K, the number of reference rollouts per prompt.")] = None,
+    rollouts: Annotated[int, WHOLE, Parameter(help="K, the number of reference rollouts per prompt.")],
     base: BaseName = None,
-    stored: Annotated[
-        Path | None,
-        Parameter(help="A run or table of rewards that tie, or pass rates; shows what the budget gains on them."),
-    ] = None,
     output: Annotated[Path | None, Parameter(help="Write the recommended transformation to FILE.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank transformations by what they achieve with K rollouts per prompt."""
     from infalign.core.storage import write_text
     from infalign.method.procedures import parse_procedure
-    from infalign.recipe.layout import Layout
+    from infalign.method.transforms import Tabulated
     from infalign.theory.choose import choose as choose_transform
-    from infalign.theory.law import law_at_kl
-    from infalign.theory.tabulation import tabulated
 
     file = new_file(output, ".json") if output else None
     served, theirs = parse_procedure(procedure), parse_procedure(base) if base else None
-    if stored is not None:
-        if given := [name for name, value in {"base": base, "output": output}.items() if value]:
-            raise ConfigError(f"--stored cannot be combined with --{given[0]}")
-        _choose_on_stored(Layout(stored).calibrated if stored.is_dir() else stored, served, kl, rollouts, as_json)
-        return
-    if rollouts is None:
-        raise ConfigError("give --rollouts K, or --stored FILE")
     ranking = choose_transform(served, kl=kl, rollouts=rollouts, base=theirs)
     if file:
         best = ranking.recommended.transform
-        write_text(file, tabulated(best, beta=law_at_kl(best, kl=kl).beta).to_json())
+        write_text(file, best.to_json() if isinstance(best, Tabulated) else json.dumps({"name": best.name}) + "\n")
     if as_json:
         print_json(ranking.as_dict())
     else:
         _print_ranking(ranking, file, open_console())
-
-
-def _choose_on_stored(path: Path, procedure: "Served", kl: float, rollouts: int | None, as_json: bool) -> None:
-    """Print what the budget buys on stored rewards, and what to write into a recipe."""
-    from infalign.evaluation.budget import measure_budgets, print_budgets, read_stored_rewards
-    from infalign.method.procedures import looks_at_ranks
-
-    if not looks_at_ranks(procedure):
-        raise ConfigError(f"the optimum on stored rewards needs a procedure by rank, not {procedure.name}")
-    budgets = measure_budgets(read_stored_rewards(path, rollouts), procedure, [kl])
-    if as_json:
-        print_json(asdict(budgets[0]))
-        return
-    console = open_console()
-    print_budgets(budgets, console)
-    checked = budgets[0].metric.startswith("pass")
-    say(console, f"\n  transform: {'optimal' if checked else 'optimal:reward'}\n  kl_budget: {kl:g}")
 
 
 def _print_points(points: "list[Point]", console: Console) -> None:

@@ -322,10 +322,15 @@ def spelled_by(spellings: Mapping[str, Callable[..., T]], name: str) -> T | None
     return None
 
 
-def read_table(path: Path, name: str | None = None) -> Tabulated:
-    """Return the table that a file holds, under a ``name`` or its own. Raises ConfigError for another file."""
+def read_table(path: Path, name: str | None = None) -> Transformation:
+    """Return the table that a file holds, under a ``name`` or its own, or what it spells by name alone.
+
+    Raises ConfigError for another file.
+    """
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
+        if (spelled := spelled_by(SPELLINGS, str(table["name"]))) and len(table) == 1:
+            return spelled
         columns = (np.array(table[column], float) for column in ("v", "phi", "slope"))
         return Tabulated(name or str(table["name"]), *columns)
     except OSError as error:
