@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from infalign.core.errors import ConfigError, DataError
+from infalign.core.errors import DataError
 
 
 class Dialogue(NamedTuple):
@@ -73,9 +73,8 @@ def dialogues(n: int, *, seed: int) -> list[Dialogue]:
     """Return ``n`` requests, each with the reply of an author whose care is uniform on [0, 1].
 
     The same seed gives the same list, and a longer list starts with the shorter one.
-    Raises ConfigError when ``n`` is negative.
     """
-    rng = _generator("dialogues", n, seed)
+    rng = random.Random(f"dialogues {seed}")  # a string, so that the two functions never share a stream
     rows = []
     for _ in range(n):
         request, topic, constraint = _request(rng)
@@ -88,11 +87,8 @@ def preferences(n: int, *, seed: int, temperature: float) -> list[tuple[str, str
 
     The label is drawn from Bradley–Terry: the first reply is chosen with probability
     ``sigmoid((gold(first) - gold(second)) / temperature)``.
-    Raises ConfigError when ``n`` is negative or the temperature is not positive.
     """
-    if not temperature > 0:
-        raise ConfigError(f"temperature is {temperature}; Bradley–Terry labels need a positive one")
-    rng = _generator("preferences", n, seed)
+    rng = random.Random(f"preferences {seed}")
     triples = []
     for _ in range(n):
         request, topic, constraint = _request(rng)
@@ -117,12 +113,6 @@ def gold(prompts: list[list[dict[str, str]]], responses: list[str]) -> list[floa
         raise DataError(f"{len(prompts)} prompts but {len(responses)} responses; give one response for each prompt")
     requests = [_last_user_turn(place, prompt) for place, prompt in enumerate(prompts)]
     return [_gold(request, response) for request, response in zip(requests, responses, strict=True)]
-
-
-def _generator(purpose: str, n: int, seed: int) -> random.Random:
-    if n < 0:
-        raise ConfigError(f"cannot make {n} {purpose}; ask for 0 or more")
-    return random.Random(f"{purpose} {seed}")  # a string, so that the two functions never share a stream
 
 
 def _request(rng: random.Random) -> tuple[str, _Topic, _Constraint | None]:

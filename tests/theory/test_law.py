@@ -11,7 +11,7 @@ from numpy.polynomial.legendre import leggauss
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN
 from infalign.method.procedures.base import MAX_N
-from infalign.method.transforms import Exponential, Function, Identity, Log, Power, normalized_beta, parse_transform
+from infalign.method.transforms import Exponential, Function, Identity, Log, Power, parse_transform
 from infalign.theory.law import aligned_law, law_at_kl, training_beta
 
 TRANSFORMS = ["identity", "log", "exp:5", "exp:10", "exp:-5", "exp:-10"]
@@ -30,8 +30,8 @@ def test_beta_converts_between_raw_and_normalised() -> None:
     """e^{10u} at KL = 1 has the paper's β near 5·10³, which is 0.241 for the normalised Φ."""
     beta = law_at_kl(Exponential(10), kl=1.0).beta
     assert beta == pytest.approx(5315.25, abs=0.01)
-    assert normalized_beta(Exponential(10), beta) == pytest.approx(0.2413, abs=1e-4)
-    assert training_beta(Exponential(10), kl=1.0) == normalized_beta(Exponential(10), beta)
+    assert beta / Exponential(10).scale == pytest.approx(0.2413, abs=1e-4)
+    assert training_beta(Exponential(10), kl=1.0) == beta / Exponential(10).scale
 
 
 def test_an_unreachable_budget_is_refused() -> None:

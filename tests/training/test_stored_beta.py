@@ -1,6 +1,5 @@
 """β of every shaping comes from the stored rewards where they tie, and `optimal` is trained on its own log-ratios."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from infalign.theory.aims import tilted
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import rank_optimum
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.base import RecipeFacts
 from infalign.training.solvers.qrpo import regression_targets
 
 K = 32
@@ -97,9 +95,8 @@ def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: p
 )
 def test_where_the_optimum_is_not_known_it_is_refused(settings: dict[str, Any], procedure: str, said: str) -> None:
     """Rewind-and-Repeat looks at more than ranks, and nothing else is spelled so."""
-    facts = RecipeFacts(parse_procedure(procedure), 16, **{field.name: True for field in fields(RecipeFacts)[2:]})
     with pytest.raises((ValueError, ConfigError), match=said):
-        read_solver(kl_budget=0.2, **settings).check(facts)
+        read_solver(kl_budget=0.2, **settings).check(parse_procedure(procedure), 16, has_reward_model=True)
 
 
 @pytest.mark.parametrize(("procedure", "kl", "kept"), [(BestOfN(4), 0.2, 0), (WorstOfN(8), 1.25, 1)])

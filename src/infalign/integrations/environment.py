@@ -9,7 +9,6 @@ directory, ``INFALIGN_TOKENIZER`` names the policy's tokenizer where one is need
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -24,22 +23,11 @@ from infalign.method.shapings import parse_shaping
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.base import RewardFunction
 
+GENERATIONS = 8  # to each prompt, in the commands that start a trainer
 KEY_VARIABLE = "INFALIGN_REWARD_KEY"
 CALIBRATED = ("prompt", "prompt_id", "reference_rewards", "columns")  # the columns of calibrated.parquet
 _loading = Lock()
 _load_tokenizer = cache(load_tokenizer)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What a trainer is started with: the reference, the data, the KL weight β of the normalized Φ, and lengths."""
-
-    model: str
-    data: str
-    beta: float
-    max_prompt_tokens: int
-    max_new_tokens: int
-    generations: int = 8
 
 
 def from_environment() -> CalibratedReward:

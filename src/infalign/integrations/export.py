@@ -11,7 +11,6 @@ import pyarrow as pa
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import read_table, write_table
 from infalign.data.messages import prompts_of
-from infalign.integrations.environment import Launch
 from infalign.pipeline.pending import changes
 from infalign.pipeline.records import records
 from infalign.recipe.stored_laws import reference_rewards
@@ -58,7 +57,10 @@ def export(run: Path, framework: str, *, transform: str, kl: float) -> tuple[Pat
             f"several types ({error}); give it one, such as text, and rerun the recipe"
         ) from error
     write_table(path, exported)
-    lengths = this.recipe.data.max_prompt_tokens, this.recipe.rollout.max_new_tokens
     law = read_aim(transform).at(this.recipe.procedure, kl, None).law(reference_rewards(this.layout))
-    words: list[str] = adapter.command(Launch(this.reference, str(path), law.beta, *lengths))
+    lengths = {
+        "max_prompt_tokens": this.recipe.data.max_prompt_tokens,
+        "max_new_tokens": this.recipe.rollout.max_new_tokens,
+    }
+    words: list[str] = adapter.command(this.reference, str(path), beta=law.beta, **lengths)
     return path, law.shaping.name, words

@@ -15,7 +15,7 @@ from typing import Any
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.messages import Message
-from infalign.integrations.environment import Launch, calibrated_row, from_environment, tokenizer
+from infalign.integrations.environment import GENERATIONS, calibrated_row, from_environment, tokenizer
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
@@ -71,22 +71,22 @@ def row(calibrated: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": calibrated["prompt"], "label": json.dumps(calibrated)}
 
 
-def command(launch: Launch) -> list[str]:
+def command(model: str, data: str, *, beta: float, max_prompt_tokens: int, max_new_tokens: int) -> list[str]:
     """Return the words that train by RLOO with KL in the reward, at the temperature of the rollouts."""
     options = {
-        "actor.model_name_or_path": launch.model,
-        "data.prompt_dataset": launch.data,
+        "actor.model_name_or_path": model,
+        "data.prompt_dataset": data,
         "data.input_key": "prompt",
         "data.label_key": "label",
         "data.apply_chat_template": None,
         "reward.remote_url": __file__,
         "algo.advantage.estimator": "rloo",
-        "algo.kl.init_coef": f"{launch.beta:.6g}",
+        "algo.kl.init_coef": f"{beta:.6g}",
         "algo.kl.estimator": "k1",
-        "rollout.n_samples_per_prompt": launch.generations,
+        "rollout.n_samples_per_prompt": GENERATIONS,
         "rollout.temperature": 1.0,
         "rollout.top_p": 1.0,
-        "rollout.max_new_tokens": launch.max_new_tokens,
+        "rollout.max_new_tokens": max_new_tokens,
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value) if word is not None]
     words += ["--reward.clip_range", -1000, 1000]  # by default 10, which the optimum for best-of-16 exceeds

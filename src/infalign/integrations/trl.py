@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infalign.integrations.environment import Launch, conversation, data_columns, find_tokenizer, from_environment
+from infalign.integrations.environment import GENERATIONS, conversation, data_columns, find_tokenizer, from_environment
 from infalign.method.by_name import TRL, columns_of, split
 from infalign.method.reward import logged
 from infalign.models.conversations import decode
@@ -45,15 +45,15 @@ def row(calibrated: dict[str, Any]) -> dict[str, Any]:
     return calibrated
 
 
-def command(launch: Launch) -> list[str]:
+def command(model: str, data: str, *, beta: float, max_prompt_tokens: int, max_new_tokens: int) -> list[str]:
     """Return the words that train by RLOO, whose KL is in the reward, at the temperature of the rollouts."""
     options = {
-        "model_name_or_path": launch.model,
-        "dataset_name": Path(launch.data).parent,
+        "model_name_or_path": model,
+        "dataset_name": Path(data).parent,
         "reward_funcs": "infalign.integrations.trl.reward",
-        "beta": f"{launch.beta:.6g}",
-        "num_generations": launch.generations,
-        "max_completion_length": launch.max_new_tokens,
+        "beta": f"{beta:.6g}",
+        "num_generations": GENERATIONS,
+        "max_completion_length": max_new_tokens,
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": 0,

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from infalign.integrations.environment import Launch, calibrated_row, from_environment
+from infalign.integrations.environment import GENERATIONS, calibrated_row, from_environment
 from infalign.method.by_name import warn_of_column
 
 TRUTHS = ("ground_truth", "answer", "solution")  # columns that hold the true answer, the first that is there
@@ -60,23 +60,23 @@ def row(calibrated: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def command(launch: Launch) -> list[str]:
+def command(model: str, data: str, *, beta: float, max_prompt_tokens: int, max_new_tokens: int) -> list[str]:
     """Return the words that train by RLOO with KL in the reward, at the temperature of the rollouts."""
     settings = {
         "algorithm.adv_estimator": "rloo",
         "algorithm.use_kl_in_reward": True,
         "algorithm.kl_penalty": "kl",
-        "algorithm.kl_ctrl.kl_coef": f"{launch.beta:.6g}",
-        "actor_rollout_ref.model.path": launch.model,
+        "algorithm.kl_ctrl.kl_coef": f"{beta:.6g}",
+        "actor_rollout_ref.model.path": model,
         "actor_rollout_ref.actor.use_kl_loss": False,
-        "actor_rollout_ref.rollout.n": launch.generations,
+        "actor_rollout_ref.rollout.n": GENERATIONS,
         "actor_rollout_ref.rollout.temperature": 1.0,
         "actor_rollout_ref.rollout.top_p": 1.0,
         "actor_rollout_ref.rollout.top_k": -1,
-        "data.train_files": launch.data,
-        "data.val_files": launch.data,  # verl wants some
-        "data.max_prompt_length": launch.max_prompt_tokens,
-        "data.max_response_length": launch.max_new_tokens,
+        "data.train_files": data,
+        "data.val_files": data,  # verl wants some
+        "data.max_prompt_length": max_prompt_tokens,
+        "data.max_response_length": max_new_tokens,
         "reward.custom_reward_function.path": "pkg://infalign.integrations.verl",
     }
     return ["python", "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]

@@ -109,13 +109,11 @@ def _digest(sorted_references: Array) -> str:
 class Optimum(Law):
     """The law of the optimal policy on stored rewards, at one β for all prompts.
 
-    ``largest_kl`` is what its KL stays below. ``value`` is the mean of J, for 0/1 rewards and Best-of-N pass@N, and
-    ``reference_value`` that of the reference by the same shares.
+    ``largest_kl`` is what its KL stays below. ``value`` is the mean of J, for 0/1 rewards and Best-of-N pass@N.
     """
 
     largest_kl: float
     value: float
-    reference_value: float
     shaping: Optimal
 
     @property
@@ -179,8 +177,8 @@ def optimum(
     log_z = logsumexp(solved.g / found_beta, b=laws.p, axis=1)
     rows = zip(rewards, laws.of_prompt, strict=True)
     log_ratios_PK = stacked([laws.at(row, law, solved) / found_beta - log_z[law] for row, law in rows])
-    of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value, laws.served(laws.p, laws.w)
-    spent, largest_kl, value, reference_value = map(laws.mean, of_laws)
+    of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value
+    spent, largest_kl, value = map(laws.mean, of_laws)
     if kl is not None and spent < 0.95 * kl:
         after = laws.mean(laws.solve(found_beta * (1.0 - 1e-9), raised).kl)
         warnings.warn(
@@ -188,9 +186,7 @@ def optimum(
             f"jumps from there to {after:.3g}",
             stacklevel=1,  # so that it is shown once
         )
-    return Optimum(
-        log_ratios_PK, stacked(rewards), shaping, found_beta, spent, "classes", largest_kl, value, reference_value
-    )
+    return Optimum(log_ratios_PK, stacked(rewards), shaping, found_beta, spent, "classes", largest_kl, value)
 
 
 def left_out(law: Law) -> Law:

@@ -1,7 +1,7 @@
 """Transformations Φ of the calibrated reward: values that know their name and their scale.
 
 A transformation returns a *normalized* Φ (for training: raw e^{10u} gives gradient norms of 10⁵). What users type and
-read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalized; :func:`normalized_beta` is the one conversion.
+read as β belongs to the paper's raw Φ = ``scale`` × Φ_normalized; divided by ``scale`` it goes with the normalized Φ.
 """
 
 import json
@@ -51,11 +51,6 @@ class Transformation(Protocol):
     @property
     def is_rounded(self) -> bool:
         """Whether it has no digits of 1 − u near u = 1."""
-
-
-def normalized_beta(transform: Transformation, beta: float) -> float:
-    """Convert the paper's β, which weighs KL against raw Φ, to the β that goes with the normalized Φ."""
-    return beta / transform.scale
 
 
 def at_ranks(transform: Transformation, u: ArrayLike, rollouts: int) -> Array:

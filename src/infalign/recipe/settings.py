@@ -15,7 +15,6 @@ from infalign.models.settings import Compute, Model, PolicyModel
 from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
-from infalign.training.solvers.base import RecipeFacts
 
 TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
 
@@ -134,11 +133,10 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _solvers_can_work(self) -> "Recipe":
         has_reward_model = self.reward.is_classifier and self.reward.head is None
-        facts = RecipeFacts(self.procedure, self.rollout.k, has_reward_model=has_reward_model)
         for name, policy in self.policies.items():
             try:
                 policy.find_teacher(self.policies)
-                policy.check(facts)
+                policy.check(self.procedure, self.rollout.k, has_reward_model=has_reward_model)
             except ValueError as error:
                 raise ValueError(f"policies.{name}: {error}") from error
         if taken := TAKEN & self.policies.keys():

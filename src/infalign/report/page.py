@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from infalign.core.display import LOOKS
 from infalign.core.errors import ConfigError
@@ -48,6 +46,7 @@ from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import checker_only, comparison_rows, differences, shown_ks
 from infalign.report.templates import html_template
 from infalign.report.verdict_text import SPOKEN, verdict
+from infalign.sampling.rollouts import find_rollouts
 
 SHOWN_EXAMPLES = 4
 
@@ -156,14 +155,16 @@ def examples(evaluated: ScoredSamples, policies: Iterable[str]) -> list[dict[str
     shown: list[dict[str, Any]] = [{"prompt": prompt, "models": []} for prompt in prompts_of(table)]
     for name in ("reference", *policies):
         rewards = {source: evaluated.column(name, source) for source in evaluated.sources}
-        said = _responses(layout.evaluation(name) / "samples", prompt_ids)
+        drawn = find_rollouts(layout.evaluation(name) / "samples", prompt_ids, evaluated.samples)
+        texts, finishes = drawn.values("text"), drawn.values("finish")
         for p, example in enumerate(shown):
             responses = []
             served = _served(procedure, rewards["reward"][p], base_PM[p], np.random.default_rng(p))
             for way, index in {procedure.name: served, "first sample": 0}.items():
-                text, finish = said[prompt_ids[p], index]
+                place = p * evaluated.samples + index
                 scores = {source: float(values[p, index]) for source, values in rewards.items()}
-                responses.append({"way": way, "text": text, "cut_off": finish == "length", "rewards": scores})
+                cut_off = finishes[place] == "length"
+                responses.append({"way": way, "text": texts[place], "cut_off": cut_off, "rewards": scores})
             example["models"].append({"name": name, "responses": responses})
     return shown
 
@@ -182,15 +183,6 @@ def _served(procedure: Served, rewards_M: Array, base_M: Array, rng: np.random.G
                     ask = serving.send([float(np.quantile(base_M, quantile))])
     except StopIteration as ended:
         return int(ended.value)
-
-
-def _responses(folder: Path, prompt_ids: list[str]) -> dict[tuple[str, int], tuple[str, str]]:
-    tables = [
-        read_table(shard, ["prompt_id", "index", "text", "finish"]) for shard in sorted(folder.glob("part-*.parquet"))
-    ]
-    table = pa.concat_tables(tables)
-    rows = table.filter(pc.is_in(table["prompt_id"], value_set=pa.array(prompt_ids))).to_pylist()
-    return {(row["prompt_id"], row["index"]): (row["text"], row["finish"]) for row in rows}
 
 
 def facts(recipe: Recipe, made: Mapping[str, Record]) -> dict[str, dict[str, str]]:

@@ -1,7 +1,7 @@
 """The figures of a report."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -22,6 +22,7 @@ SHOWN_PROMPTS = 10  # number of curves in the calibration figure
 LEGEND_ROW = 0.2  # inches
 STEPS = np.linspace(0.01, 1, 25)  # of theory's curves, in the root of the KL, since they bend near 0
 CURVED = 20.0  # nats: theory's curves end there, where a win rate is within 1e-8 of the largest
+Curves = Mapping[str, tuple[str, Mapping[float, RankLaw]]]  # by transformation, its color and laws at some KLs in nats
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +45,16 @@ class Look:
     law: Callable[[float], RankLaw | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The laws that theory gives for a method at some KLs (nats), and how their win rates are drawn."""
-
-    laws: Mapping[float, RankLaw]
-    color: str
-    label: str
-
-
-def theory_curves(results: Results, looks: Mapping[str, Look]) -> list[Curve]:
+def theory_curves(results: Results, looks: Mapping[str, Look]) -> Curves:
     """Return theory's curve of each method; it is the same for every procedure that serves the policies."""
     most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
-    curves: dict[str, Curve] = {}
+    curves: dict[str, tuple[str, dict[float, RankLaw]]] = {}
     for look in looks.values():
         if (aim := look.transformation) not in curves:
             laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
             if laws:
-                curves[aim] = Curve(laws, look.color, f"theory, {aim}")
-    return [*curves.values()]
+                curves[aim] = look.color, laws
+    return curves
 
 
 def pass_at_k_by_kl(results: Results, k: str, looks: Mapping[str, Look]) -> Picture:
@@ -81,7 +73,7 @@ def pass_at_k_by_kl(results: Results, k: str, looks: Mapping[str, Look]) -> Pict
 
 
 def win_rate_by_kl(
-    results: Results, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Sequence[Curve]
+    results: Results, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Curves
 ) -> Picture:
     """Draw each policy's KL and win rate with both intervals; with the reward as judge, also the theory's curves.
 
@@ -89,9 +81,9 @@ def win_rate_by_kl(
     """
     policies, procedure = results["policies"], served.name
     figure, axes = axes_of("KL to the reference, nats per response", f"win rate as {procedure}, %")
-    for curve in curves if judges == ["reward"] else ():
-        expected = [100 * law.win_rate(served) for law in curve.laws.values()]
-        axes.plot([0, *curve.laws], [50, *expected], linestyle="--", color=curve.color, label=curve.label)
+    for aim, (color, laws) in curves.items() if judges == ["reward"] else ():
+        expected = [100 * law.win_rate(served) for law in laws.values()]
+        axes.plot([0, *laws], [50, *expected], linestyle="--", color=color, label=f"theory, {aim}")
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):

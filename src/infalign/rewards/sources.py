@@ -98,16 +98,11 @@ class Scorer:
         return score_to(folder, self.load(), rows, known=known, on_progress=on_progress)
 
     @property
-    def identity(self) -> str:
-        """What identifies a reward: its url, its function's name (without folder) or the digest of its model."""
-        if self.source.url is not None:
-            return self.source.url
-        return model_digest(self.model) if self.source.function is None else function_name(self.source.function)
-
-    @property
     def made_by(self) -> str:
-        """The label that scores are stored under: the identity, with a hash of the source for a function."""
+        """The label that scores are stored under: a url, a model's digest, or a function's name and source's hash."""
         function, limit = self.source.function, self.source.time_limit
-        file = source_file(function) if function is not None else None
+        if function is None:
+            return self.source.url or model_digest(self.model)
+        file = source_file(function)
         source = f" (source {hash_file(file)[:8]})" if file and file.is_file() else ""
-        return f"{self.identity}{source}" + ("" if limit is None else f" (limit {limit})")
+        return f"{function_name(function)}{source}" + ("" if limit is None else f" (limit {limit})")

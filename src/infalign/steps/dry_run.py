@@ -217,8 +217,9 @@ def _print_policies(recipe: Recipe, console: Console) -> None:
         if aim is None or law is None:  # raw rewards have none before the rollouts exist; bond trains to the budget
             table.add_row(name, policy.method, f"{policy.budget or math.nan:.3g}")
             continue
+        scale = aim.transform.scale if aim.transform else 1.0
         wins = (f"{100 * law.win_rate(procedure):.1f}" for procedure in procedures)
-        table.add_row(name, policy.method, f"{law.kl:.3g}", f"{law.beta / aim.scale:.3g}", *wins)
+        table.add_row(name, policy.method, f"{law.kl:.3g}", f"{law.beta / scale:.3g}", *wins)
     said = ", the trainer's β, theoretical win rates at this KL" if procedures else ""
     heading(console, f"Policies: KL in nats{said}")
     console.print(table)

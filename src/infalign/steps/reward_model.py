@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from infalign.data.examples import from_table
 from infalign.data.messages import Pair
 from infalign.evaluation.intervals import Confidence
 from infalign.method.calibration import win
-from infalign.models.pretrained import is_classifier, load_without_head
+from infalign.models.pretrained import load_without_head
 from infalign.models.settings import Fit, Scratch
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
@@ -74,32 +73,22 @@ def fit_reward(
         if isinstance(settings, Fit):
             from infalign.training.supervised import fit_reward_model
 
-            new_head = not is_classifier(start)
-            history = fit_reward_model(start, tokenizer, train, test, settings, job)
-            fit_summary: Summary = {"history": history} | ({"new_head": True} if new_head else {})
+            fit_summary: Summary = {"history": fit_reward_model(start, tokenizer, train, test, settings, job)}
         else:
+            from infalign.training.common import save_model
+            from infalign.training.frozen_head import fit_head
+
             order = np.random.default_rng(target.seed).permutation(len(train))
             train = [train[row] for row in order[: settings.pairs]]
-            head = _fit_head(start, tokenizer, train, target, job.model_dir, on_progress)
+            base = load_without_head(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
+            model, head = fit_head(base, tokenizer, train, seed=target.seed, on_progress=on_progress)
+            save_model(model, tokenizer, job.model_dir)
             right = intervals.of_shares(head.margins > 0)
             fit_summary = {"layers": head.layers, "penalty": head.penalty, "validated_accuracy": right}
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, reward, test, intervals)
     return {"pairs": len(train), "pairs_too_long": long, **fit_summary, "test_accuracy": accuracy}
-
-
-def _fit_head(
-    start: str, tokenizer: Any, pairs: list[Pair], target: Target, folder: Path, on_progress: OnProgress
-) -> Any:
-    """Fit a head on the frozen model ``start``, save both to ``folder`` and return the choice of layers and penalty."""
-    from infalign.training.common import save_model
-    from infalign.training.frozen_head import fit_head
-
-    base = load_without_head(start, device=target.compute.torch_device(), dtype=target.compute.dtype)
-    model, chosen = fit_head(base, tokenizer, pairs, seed=target.seed, on_progress=on_progress)
-    save_model(model, tokenizer, folder)
-    return chosen
 
 
 def _accuracy(name: str, reward: RewardFunction, pairs: list[Pair], intervals: Confidence) -> dict[str, float]:

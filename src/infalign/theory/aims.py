@@ -42,11 +42,6 @@ class Aim(ABC):
         """The transformation of the rank, if that is all that it looks at."""
         return None
 
-    @property
-    def scale(self) -> float:
-        """The paper's β, divided by that of a trainer."""
-        return 1.0
-
     def at(self, procedure: Served, kl: float | None, beta: float | None) -> Self:
         """Return it for what a procedure serves, at a strength."""
         return replace(self, kl=kl, beta=beta)
@@ -96,12 +91,9 @@ class Tilt(Aim):
     def transform(self) -> Transformation | None:
         return self.shaping.transform
 
-    @property
-    def scale(self) -> float:
-        return self.shaping.scale
-
     def law(self, rewards_PK: ArrayLike) -> Law:
-        return tilted(rewards_PK, self.shaping, kl=self.kl, beta=None if self.beta is None else self.beta / self.scale)
+        beta = None if self.beta is None else self.beta / self.shaping.scale
+        return tilted(rewards_PK, self.shaping, kl=self.kl, beta=beta)
 
     def shaping_named(self, name: str) -> Shaping:
         return self.shaping

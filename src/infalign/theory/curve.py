@@ -8,7 +8,7 @@ import numpy as np
 from infalign.core.errors import InfalignError
 from infalign.method.procedures import Served, Standard, rewinds
 from infalign.method.roots import check_strength
-from infalign.method.transforms import Transformation, normalized_beta, parse_transform
+from infalign.method.transforms import Transformation, parse_transform
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import rank_optimum
 
@@ -84,7 +84,7 @@ def curve_point(
         base=(base or procedure).name,
         transform=name,
         beta=law.beta,
-        normalized_beta=normalized_beta(law.transform, law.beta),
+        normalized_beta=law.beta / law.transform.scale,
         kl=spent,
         win_rate=wins,
         standard_win_rate=law.win_rate(Standard()),

@@ -15,7 +15,7 @@ from infalign.method.calibration import Array
 from infalign.method.procedures import RewindAndRepeat, Served, as_procedure, distortion
 from infalign.method.quadrature import TOLERANCE, Panels, adapted, graded
 from infalign.method.roots import LOWEST_LOG_BETA, check_strength, find_log_beta
-from infalign.method.transforms import Transformation, normalized_beta, parse_transform
+from infalign.method.transforms import Transformation, parse_transform
 
 MIN_KL = 1e-20  # nats; below it the solution would be rounding error
 
@@ -124,7 +124,7 @@ def training_beta(transform: Transformation | str, *, kl: float) -> float:
     0.2413
     """
     law = law_at_kl(transform, kl=kl)
-    return normalized_beta(law.transform, law.beta)
+    return law.beta / law.transform.scale
 
 
 def _resolved(transform: Transformation, beta: float, panels: Panels) -> RankLaw:

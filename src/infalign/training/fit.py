@@ -31,7 +31,7 @@ from infalign.sampling.sample import AnyPrompts, Rollouts, check_folder, read_pr
 from infalign.sampling.settings import Rollout
 from infalign.training.output_folder import Job, Target
 from infalign.training.solvers import read_solver
-from infalign.training.solvers.base import PLAIN, History, Inputs, RecipeFacts, Solver
+from infalign.training.solvers.base import PLAIN, History, Inputs, Solver
 
 MOST_APART = 0.5  # nats, on average, between an engine's log-probabilities and ours
 
@@ -151,7 +151,7 @@ def _read(solver: str, settings: dict[str, Any], law: Law, procedure: Served = P
     strength = {} if settings.keys() & {"kl_budget", "n"} else {"beta": law.paper_beta}
     with explained(solver):
         chosen = read_solver(solver=solver, **given, **strength, **settings)
-        chosen.check(RecipeFacts(procedure, np.size(law.rewards_PK[0]), has_reward_model=False))
+        chosen.check(procedure, np.size(law.rewards_PK[0]), has_reward_model=False)
     return chosen.with_usual_fit(pretrained=True)
 
 

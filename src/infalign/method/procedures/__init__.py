@@ -36,11 +36,8 @@ __all__ = [
     "distortion",
     "is_extreme",
     "looks_at_ranks",
-    "own_spellings",
-    "parse_procedure",
     "respelled",
     "rewinds",
-    "seen_in",
 ]
 
 FAMILIES = (standard, extremes, order_statistics, rewind)

@@ -43,15 +43,6 @@ def read_aim(name: str) -> Aim:
 AimSetting = Annotated[Aim, *spelled(read_aim)]
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeFacts:
-    """The parts of a recipe that a solver is checked against."""
-
-    procedure: Served
-    rollouts: int  # K, per training prompt
-    has_reward_model: bool  # the reward is a model that transformers loads
-
-
 class DataNeeds(NamedTuple):
     """What a training reads besides the rollouts: another policy of the run, and stored states of the reference."""
 
@@ -167,10 +158,10 @@ class Solver(Kind):
     def find_teacher(self, policies: Mapping[str, Solver]) -> None:
         """Find the policy that it follows, if it follows one. Raises ValueError if there is none."""
 
-    def check(self, recipe: RecipeFacts) -> None:
-        """Raise ValueError if the recipe does not meet the solver's requirements."""
+    def check(self, procedure: Served, rollouts: int, *, has_reward_model: bool) -> None:
+        """Raise ValueError if the solver needs another procedure, more ``rollouts`` per prompt or a reward model."""
         try:
-            if (aim := self.aim(recipe.procedure)) is not None:
+            if (aim := self.aim(procedure)) is not None:
                 aim.check()
         except ConfigError as error:
             raise ValueError(str(error)) from error
@@ -219,7 +210,7 @@ class ToBestOfN(Solver):
     def aim(self, procedure: Served = PLAIN) -> Aim:
         return Best(n=self.n)
 
-    def check(self, recipe: RecipeFacts) -> None:
-        super().check(recipe)
-        if self.n > recipe.rollouts:
+    def check(self, procedure: Served, rollouts: int, *, has_reward_model: bool) -> None:
+        super().check(procedure, rollouts, has_reward_model=has_reward_model)
+        if self.n > rollouts:
             raise ValueError(f"the best of {self.n} needs rollout.k of at least {self.n}")

@@ -14,7 +14,7 @@ from infalign.method.procedures import Extreme, Served, is_extreme
 from infalign.method.shapings import NotByRank, Raw
 from infalign.theory.aims import Aim, StoredOptimum, WinRateOptimum
 from infalign.training.objectives import Advantages, Ascent, Batch, Loop
-from infalign.training.solvers.base import PLAIN, RecipeFacts
+from infalign.training.solvers.base import PLAIN
 from infalign.training.solvers.on_policy import UNNORMALIZED, OnPolicy
 
 if TYPE_CHECKING:
@@ -66,17 +66,16 @@ class Settings(OnPolicy):
     def label(self) -> str:
         return super().label if self.objective == "win-rate" else f"{super().label} {self.objective}"
 
-    def check(self, recipe: RecipeFacts) -> None:
+    def check(self, procedure: Served, rollouts: int, *, has_reward_model: bool) -> None:
         """Raise ValueError unless the procedure's gradient can be estimated and the budget can be spent."""
-        procedure = recipe.procedure
         if not is_extreme(procedure):
             raise ValueError(f"maxk supports best-of-N and worst-of-N; the procedure is {procedure.name}")
-        if min(self.generations, recipe.rollouts) < procedure.n:
+        if min(self.generations, rollouts) < procedure.n:
             raise ValueError(
                 f"{procedure.name} needs generations and rollout.k of at least {procedure.n}, found "
-                f"{self.generations} and {recipe.rollouts}"
+                f"{self.generations} and {rollouts}"
             )
-        super().check(recipe)
+        super().check(procedure, rollouts, has_reward_model=has_reward_model)
 
     def ascent(self, law: Law | None, procedure: Served) -> Ascent:
         """Return that with order-statistic credit for beating the served reference, or for the reward."""

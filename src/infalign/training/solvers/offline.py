@@ -10,10 +10,11 @@ from pydantic import Field, model_validator
 
 from infalign.core.distributed import is_first
 from infalign.method.laws import Law
+from infalign.method.procedures import Served
 from infalign.models.settings import TRIAL_RATES, TRIAL_SHARE, Fit, Lora
 from infalign.training.objectives import Objective
 from infalign.training.output_folder import Job
-from infalign.training.solvers.base import DataNeeds, History, Inputs, RecipeFacts, Solver, Workload, in_batches
+from infalign.training.solvers.base import DataNeeds, History, Inputs, Solver, Workload, in_batches
 from infalign.training.solvers.guide import Guide, States
 
 
@@ -35,9 +36,9 @@ class Offline(Solver):
             )
         return self
 
-    def check(self, recipe: RecipeFacts) -> None:
-        super().check(recipe)
-        if self.guide is not None and self.guide.trunk == "reward" and not recipe.has_reward_model:
+    def check(self, procedure: Served, rollouts: int, *, has_reward_model: bool) -> None:
+        super().check(procedure, rollouts, has_reward_model=has_reward_model)
+        if self.guide is not None and self.guide.trunk == "reward" and not has_reward_model:
             raise ValueError("guide.trunk is reward, but the reward is not a model; set it to reference")
 
     @property

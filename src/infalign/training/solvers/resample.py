@@ -16,23 +16,19 @@ if TYPE_CHECKING:
     import torch
 
 
-def weighted_likelihood() -> Objective:
-    """Return the loss −h·e^T over all rollouts: in expectation KL(π* ‖ π) up to a constant, the forward KL."""
-
-    def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
-        return np.arange(rewards_K.size)[:, None], np.exp(log_ratios_K)
-
-    def loss(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
-        return -(weight_B * h_BM[:, 0]).mean()
-
-    return Objective(examples, loss)
-
-
 class Weighted(Offline):
     """Fine-tuning on every rollout, with its weight by the law."""
 
     def objective(self, law: Law) -> Objective:
-        return weighted_likelihood()
+        """Return the loss −h·e^T over all rollouts: in expectation KL(π* ‖ π) up to a constant, the forward KL."""
+
+        def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
+            return np.arange(rewards_K.size)[:, None], np.exp(log_ratios_K)
+
+        def loss(h_BM: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
+            return -(weight_B * h_BM[:, 0]).mean()
+
+        return Objective(examples, loss)
 
 
 class Resample(Shaped, Weighted):
