@@ -139,7 +139,16 @@ CHANGES: list[dict[str, Any]] = [
     ),
     *({"slope": slope} for slope in ([], [0.0, -1e300, 0.0])),
 ]
-BAD_TABLES = ["", "not JSON", "[]", "null", json.dumps(GOOD).replace("-1.0", "-1e999")]
+BAD_TABLES = [
+    "",
+    "not JSON",
+    "[]",
+    "null",
+    '["name"]',
+    '{"name": "other"}',
+    '{"name": "exp:0"}',
+    json.dumps(GOOD).replace("-1.0", "-1e999"),
+]
 BAD_TABLES += [json.dumps({key: GOOD[key] for key in GOOD if key != missing}) for missing in GOOD]
 BAD_TABLES += [json.dumps(GOOD | change) for change in CHANGES]
 

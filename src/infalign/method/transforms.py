@@ -318,13 +318,13 @@ def spelled_by(spellings: Mapping[str, Callable[..., T]], name: str) -> T | None
 
 
 def read_table(path: Path, name: str | None = None) -> Transformation:
-    """Return the table that a file holds, under a ``name`` or its own, or what it spells by name alone.
+    """Return the table that a file holds, under a ``name`` or its own, or what a file with a name alone spells.
 
     Raises ConfigError for another file.
     """
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        if (spelled := spelled_by(SPELLINGS, str(table["name"]))) and len(table) == 1:
+        if list(table) == ["name"] and (spelled := spelled_by(SPELLINGS, str(table["name"]))):
             return spelled
         columns = (np.array(table[column], float) for column in ("v", "phi", "slope"))
         return Tabulated(name or str(table["name"]), *columns)

@@ -34,7 +34,7 @@ OPTIMA = {one.name: one for one in (StoredOptimum(), StoredOptimum("reward"), St
 
 
 def read_aim(name: str) -> Aim:
-    """Return what a recipe's ``transform`` names; a transformation that is read from a file is named after the file."""
+    """Return what a recipe's ``transform`` names; a table that is read from a file is named after the file."""
     if name in OPTIMA:
         return OPTIMA[name]
     return Tilt(Ranked(read_table(Path(name), name)) if name.endswith(".json") else parse_shaping(name))
