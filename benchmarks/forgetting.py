@@ -3,9 +3,10 @@
 ``INFALIGN_DATA=… python benchmarks/forgetting.py FOLDER SEED SEED … [key=value …]``
 
 LoRA adapters on the last ten layers of SmolLM2-135M-Instruct, on the recipe `smollm2-letters`: for pass@8, as ordinary
-RLHF, and by fine-tuning on the best of n (`POLICIES`), each trained for its KL and as the run saves it. On the task:
-KL, pass@1 and pass@8. Elsewhere: pass@1 in `TASKS`, with examples; the log-likelihood of the replies of dialogues, in
-nats per token; KL and length of replies to the first turns of others. All as differences to the reference.
+RLHF, and by fine-tuning on the best of n (`POLICIES`), each trained for its KL and as the run saves it; and on-policy
+without KL, from `PASSES` times as many responses (`WITHOUT_KL`). On the task: KL, pass@1 and pass@8. Elsewhere: pass@1
+in `TASKS`, with examples; the log-likelihood of the replies of dialogues, in nats per token; KL and length of replies
+to the first turns of others. All as differences to the reference.
 INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.jsonl.gz``. Printed: means over seeds
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
 seeds. ``FOLDER/forgetting.svg`` shows the losses over the gain. Models draw with the same random numbers, in bfloat16;
@@ -26,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from candidates import LONGEST, REFERENCE, check, rows_of
-from letters import RECIPE
+from letters import RECIPE, TUNED, train_on_letters
 from matplotlib import rc_context
-from pass_at_k import SERVED, train_offline
+from pass_at_k import SERVED, Rival, train_offline
 from plots import INK, LOOKS, STYLE, panels, save
 from run_files import test_prompts, written
 from scipy.stats import spearmanr
@@ -44,7 +45,9 @@ POLICIES = {
     **{f"ordinary-{100 * kl:.0f}": f"{{transform: raw, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
     **{f"best-of-n-{n}": f"{{solver: bon-sft, n: {n}, {FIT}}}" for n in NS},
 }
-METHODS = ("aware", "ordinary", "best-of-n")
+WITHOUT_KL = {f"{name} without KL": Rival(name, name, beta=0.0, rate=TUNED[name]) for name in ("grpo", "maxrl")}
+PASSES = 8
+METHODS = ("aware", "ordinary", "best-of-n", *WITHOUT_KL)
 TASKS = ("number_sequence", "evens", "weekday")  # of `candidates.py`, which the reference solves at times
 CHECKER = "infalign.rewards.checkers:math_verify"
 ON_TASK, ELSEWHERE, SAMPLES = 200, 48, 8  # prompts, and samples of each model for each of a task elsewhere
@@ -136,12 +139,15 @@ def seed_of(folder: Path, seed: int, settings: Sequence[str]) -> dict[str, Measu
     """Do what is missing of a seed, and return what each policy has more than the reference."""
     without = [f"policies.{name}=null" for name in ("aware", "ordinary")]  # the recipe's guides
     root = train_offline(RECIPE, folder, seed, POLICIES, [*without, *settings])
+    train_on_letters(root, seed, WITHOUT_KL, PASSES)
+    places: dict[str, str | Path] = {"reference": REFERENCE}
+    places |= {name: root / "models" / name for name in POLICIES}
+    places |= {name: root / "models" / name / "adapter" for name in WITHOUT_KL}
     (stored := root / "elsewhere").mkdir(exist_ok=True)
     found = dict[str, Measured]()
-    for name in ("reference", *POLICIES):
+    for name, place in places.items():
         file = stored / f"{name}.json"
         if not file.exists():
-            place = REFERENCE if name == "reference" else root / "models" / name
             with written(file) as part:
                 part.write_text(json.dumps(measure(root, place, seed), indent=1))
         found[name] = json.loads(file.read_bytes())
@@ -153,7 +159,7 @@ def print_tables(seeds: Sequence[Mapping[str, Measured]]) -> None:
     """Print gains and losses of policies, those of `aware` over `ordinary`, and how well the KL tells the losses."""
     columns = (*GAINS, *LOSSES)
     print(f"| policy | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}")
-    rows = {name: [seed[name] for seed in seeds] for name in POLICIES}
+    rows = {name: [seed[name] for seed in seeds] for name in seeds[0]}
     for kl in BUDGETS:
         ours, theirs = (f"{method}-{100 * kl:.0f}" for method in METHODS[:2])
         pairs = [(seed[ours], seed[theirs]) for seed in seeds]
@@ -176,7 +182,7 @@ def draw(seeds: Sequence[Mapping[str, Measured]], path: Path) -> None:
         figure, grid = panels(2, 3, (9.6, 5.6))
         for loss, axes in zip(LOSSES, grid.flat, strict=True):
             for method, (color, marker) in zip(METHODS, LOOKS, strict=False):
-                names = [name for name in POLICIES if name.startswith(f"{method}-")]
+                names = [name for name in seeds[0] if name.startswith(method)]
                 found = [[[seed[name][one] for seed in seeds] for name in names] for one in (GAINS[2], loss)]
                 looks = {"marker": marker, "color": color, "label": method, "elinewidth": 0.8, "capsize": 2}
                 axes.errorbar(*np.mean(found, axis=2), [half_width(each) for each in found[1]], **looks)

@@ -115,11 +115,7 @@ def laws_of(
         save_guides(root, asked, missing)
     base = dict(np.load(laws / "reference.npz"))
     missing = [name for name in adapters if not (laws / f"{name}.npz").exists()]
-    if untrained := [name for name in rivals if not (root / "models" / name / "adapter").exists()]:
-        world = World(root)
-        for name in untrained:
-            notes = world.train(rivals[name], seed, root / "models" / name / "adapter")
-            print(f"seed {seed}: {name} {notes}", flush=True)
+    train_on_letters(root, seed, rivals)
     for last in (0, LAST):
         if chosen := [name for name in missing if (name in rivals or name.startswith("last")) is (last > 0)]:
             save_adapters(root, asked, base["ids"], chosen, last, kls)
@@ -174,17 +170,27 @@ class World:
             self.right |= zip(new, right[:, 0].tolist(), strict=True)
         return Drawn(now, before, [self.right[pair] for pair in pairs])
 
-    def train(self, rival: Rival, seed: int, place: Path) -> dict[str, float]:
+    def train(self, rival: Rival, passes: int, seed: int, place: Path) -> dict[str, float]:
         """Train an adapter of the last layers on-policy and save it; return what its last step says."""
         torch.manual_seed(seed)
         adapter = guides.adapted(self.model, LAST)
-        rival = rival._replace(steps=self.drawn // (ONLINE_PROMPTS * GROUP))
+        rival = rival._replace(steps=passes * self.drawn // (ONLINE_PROMPTS * GROUP))
         draw = partial(self.draw, adapter)
         *_, notes = train_on_policy(adapter, rival, draw, len(self.ids), seed, ONLINE_PROMPTS, STEERED)
         with written(place) as part:
             adapter.save_pretrained(str(part))
         adapter.unload()
         return notes
+
+
+def train_on_letters(root: Path, seed: int, rivals: Mapping[str, Rival], passes: int = 1) -> None:
+    """Train and save what is missing of on-policy methods; in each pass as many responses are drawn as are stored."""
+    places = {name: root / "models" / name / "adapter" for name in rivals}
+    if missing := [name for name, place in places.items() if not place.exists()]:
+        world = World(root)
+        for name in missing:
+            notes = world.train(rivals[name], passes, seed, places[name])
+            print(f"seed {seed}: {name} {notes}", flush=True)
 
 
 @torch.no_grad()
