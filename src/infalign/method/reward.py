@@ -133,7 +133,7 @@ def rewards_of(
     columns: Mapping[str, Sequence[object]] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Array:
-    """Return the reward of each completion, which is text or messages; DataError unless all are numbers.
+    """Return the reward of each completion, which is text or messages; DataError unless all are numbers, True or False.
 
     The function is called by the names of its parameters (`by_name.ByName`), which may be ``columns`` or ``given``.
     """
@@ -144,7 +144,7 @@ def rewards_of(
     name = "the reward function"
     values = one_for_each(ask(called, prompts, responses, name=name), len(responses), name)
     for row, value in enumerate(values):
-        if problem := not_a_number(value):
+        if not isinstance(value, bool | np.bool_) and (problem := not_a_number(value)):
             raise DataError(f"the reward of response {row}: {problem}")
     return np.asarray(values, float)
 
