@@ -5,62 +5,68 @@
 The task is the one that `candidates.py` chooses, whose responses are in ``FOLDER/candidates``. For each seed: `TRAIN`
 prompts with `K` rollouts each, and `HELD_OUT` others with `SAMPLES` samples of each policy. ``offline``: a guide that
 reads the reference's states and a LoRA adapter of the last ten layers, each for Best-of-8 (`aware`) and as ordinary
-RLHF, and such an adapter by `snips`, at `NATS` by the strength that their training chooses. ``online``: adapters
-trained by `fit_online` in TRL's loop on as many responses, to `ONLINE` prompts, for each of `METHODS`: with our law, as
-RLOO, and with the advantages of GRPO and of MaxRL; each is measured as trained and with ΔW times the factor that should
-bring it to `NATS`. Pairs are compared per prompt at the KL that both reach, where they are comparable
-(`seeds.AtOneKL`). Further words are settings, such as compute.processes=1. 95 % intervals over seeds and prompts. What
-is done is not repeated. Three and a half hours of an idle core per seed with compute.dtype=bfloat16, where the CPU
-has it; on-policy ten hours more, by estimate: not run.
+RLHF, and such an adapter by `snips`, at `NATS` by the strength that their training chooses. ``online``: adapters of the
+same form that learn from fresh responses (`ON_POLICY`), by the loop of `pass_at_k.py` with β steered to `NATS`, and are
+brought there by a factor on ΔW: RLOO on the rewards of our law, the objectives of `letters.py`, at its rates. TRL's
+trainer computes each prompt once per response, which takes seven times as long. Pairs are compared per prompt at the
+KL that both reach, where they are comparable (`seeds.AtOneKL`). Further words are settings, such as
+compute.processes=1. 95 % intervals over seeds and prompts. What is done is not repeated. Three and a half hours of an
+idle core per seed with compute.dtype=bfloat16, where the CPU has it; on-policy three more.
 """
 
 import inspect
 import json
-import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import guides
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 from candidates import LONGEST, REFERENCE, chosen, measured, rows_of
 from candidates import check as is_right
-from letters import LORA, RECIPE
-from methods import LEARNING_RATE_FACTOR
+from forgetting import in_bfloat16
+from letters import LAST, LORA, ONLINE_PROMPTS, RECIPE, STEERED, TUNED
 from own_tasks import infalign
-from pass_at_k import SERVED, cell, interval
-from run_files import Evaluated, load_recipe, reference_rewards
+from pass_at_k import GROUP, OBJECTIVES, SERVED, Drawn, Rival, cell, interval, train_on_policy
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from run_files import Evaluated, load_recipe, reference_rewards, test_prompts, written
 from seeds import AtOneKL, Trained, read_words
 
-from infalign import BestOfN, Policy, advantages, fit_online, optimum, tilted
+from infalign import BestOfN, CalibratedReward, Policy, Rollouts, optimum, rao_blackwell_kl, sample
 
 TRAIN, HELD_OUT, K, SAMPLES, NATS = 1500, 400, 8, 16, 0.2
 KS = (1, 2, 4, 8, 16)
-ONLINE, GENERATIONS, RATE = 256, 8, 2.0e-4  # prompts, responses to each, and the rate of an offline adapter
-MOST = 8.0  # times ΔW, at most
+STEPS, TRIES, OF_KL = 48, 3, 100  # on-policy; how often ΔW is scaled, by the KL of responses to so many prompts
 OFFLINE = {  # adapters of the last ten layers train on stored states
     f"lora-{name}": LORA.format(transform, "{rank: 16, layers: 10}")
     for name, transform in (("aware", "optimal"), ("ordinary", "raw"))
 } | {"lora-snips": "{solver: snips, kl_budget: 0.2, fit: {lora: {rank: 16, layers: 10}, batch_size: 64, epochs: 1}}"}
-METHODS: dict[str, str | None] = {"rloo-aware": None, "rloo": None, "grpo": "grpo", "maxrl": "maxrl"}  # advantages
-AWARE = "rloo-aware"
+AWARE = "on-policy aware"  # RLOO on the rewards of our law
+ON_POLICY = {AWARE: Rival("rloo", "rloo", rate=TUNED["rloo"], steps=STEPS)} | {
+    f"on-policy {name}": Rival(name, name, rate=TUNED[name], steps=STEPS) for name in OBJECTIVES
+}
 LEADS = {  # each over the others
     "offline": [
         ("aware", ["ordinary"]),
         ("lora-aware", ["lora-ordinary", "aware"]),
         ("lora-snips", ["lora-ordinary", "lora-aware"]),
     ],
-    "online": [(AWARE, [name for name in METHODS if name != AWARE])],
+    "online": [
+        (AWARE, [*ON_POLICY][1:]),
+        ("on-policy pass@8", ["on-policy rloo", "on-policy grpo", "on-policy maxrl", "lora-aware"]),
+    ],
 }
 
 
 class Seed(NamedTuple):
-    """A seed's prompts, and of each policy, by method, its KL (P,) in nats and its right samples, (P, M)."""
+    """A seed's prompts, and of each policy its KL (P,) in nats and its right samples, (P, M)."""
 
     prompt_ids: Sequence[str]
-    methods: Mapping[str, Sequence[str]]
     kls: Mapping[str, np.ndarray]
     right: Mapping[str, np.ndarray]
 
@@ -70,8 +76,8 @@ class Seed(NamedTuple):
         return {name: (served.weights(right_PM) * right_PM).sum(axis=1) for name, right_PM in self.right.items()}
 
     def lead(self, ours: str, theirs: str, k: int) -> tuple[float, Trained] | None:
-        """Return the KL at which two methods are compared, and the lead in points; None where they cannot be."""
-        pair, passed = {name: self.methods[name] for name in (ours, theirs)}, self.passed(k)
+        """Return the KL at which two policies are compared, and the lead in points; None where they cannot be."""
+        pair, passed = {name: [name] for name in (ours, theirs)}, self.passed(k)
         at = AtOneKL.of(pair, self.kls, lambda *_: None, median=NATS)
         if at.kl is None or len(at.methods) < len(pair):
             return None
@@ -107,99 +113,119 @@ def run_of(folder: Path, number: int, settings: Sequence[str], *words: str) -> P
     return root / "run"
 
 
-def reward_of(objective: str | None) -> Callable[..., Any]:
-    """Return the checker as a reward; for an objective its group advantages, whose mean is 0 as RLOO would make it."""
+class World:
+    """The reference, in float32 and as it draws, and a run's prompts with the rewards of their stored rollouts."""
 
-    def reward(prompts: list[Any], responses: list[str], answer: list[str]) -> Any:
-        right_B = np.array(is_right(responses, answer), float)
-        groups = [json.dumps(prompt) for prompt in prompts]
-        if any(groups.count(group) != GENERATIONS for group in set(groups)):
-            raise ValueError(f"the batch does not have {GENERATIONS} responses to each prompt")
-        return right_B if objective is None else advantages(right_B, groups, objective)
+    def __init__(self, root: Path) -> None:
+        columns = ["prompt", "columns", "token_ids"]
+        self.train_asked = pq.read_table(root / "calibrated.parquet", columns=columns).to_pydict()
+        self.test_asked = test_prompts(root, HELD_OUT)
+        self.rewards_PK = reference_rewards(root)
+        self.shaped = CalibratedReward(is_right, optimum(self.rewards_PK, f"best-of-{SERVED}", kl=NATS).shaping)
+        self.reference, self.tokenizer = Policy.of(REFERENCE)
+        self.served = in_bfloat16(Policy(self.reference, self.tokenizer)).model
+        self.drawn = 0  # batches of a training, for their random numbers
 
-    return reward
+    @torch.no_grad()
+    def sampled(self, adapter: PeftModel, asked: Mapping[str, list[Any]], each: int, seed: int) -> Rollouts:
+        """Return responses of an adapter that is merged, in bfloat16."""
+        for name, layer in adapter.named_modules():
+            if isinstance(layer, LoraLayer):
+                place = self.served.get_submodule(name.removeprefix("base_model.model."))
+                place.weight.copy_(layer.weight + layer.get_delta_weight("default"))
+        pairs = zip(asked["prompt"], asked["columns"], strict=True)
+        rows = [{"prompt": prompt, **json.loads(columns)} for prompt, columns in pairs]
+        return sample((self.served, self.tokenizer), rows, each, seed=seed, max_new_tokens=LONGEST)
 
+    def draw(self, adapter: PeftModel, shaped: bool, seed: int, rows: np.ndarray) -> Drawn:
+        """Return responses of an adapter to some prompts, with right or wrong or what our law gives as rewards."""
+        asked = {name: [values[row] for row in rows] for name, values in self.train_asked.items()}
+        self.drawn += 1
+        said = self.sampled(adapter, asked, GROUP, 1000 * seed + self.drawn).drawn
+        every = {name: [value for value in values for _ in range(GROUP)] for name, values in asked.items()}
+        answers = [json.loads(columns)["answer"] for columns in every["columns"]]
+        texts, references = said["text"].to_pylist(), np.repeat(self.rewards_PK[rows], GROUP, axis=0).tolist()
+        shape = partial(self.shaped, every["prompt"], texts, references, answer=answers)
+        rewards = shape() if shaped else is_right(texts, answers)
+        plain = guides.pack(every["token_ids"], said["token_ids"].to_pylist())
+        with torch.autocast("cpu", torch.bfloat16):
+            with adapter.disable_adapter():
+                packed = guides.with_stored(self.reference, plain, LAST)
+                with guides.starting_from_states(self.reference, LAST):
+                    before = guides.logprobs(self.reference, packed)
+            with guides.packing(self.reference), guides.starting_from_states(self.reference, LAST):
+                now = packed.logprobs(adapter)
+        return Drawn(now.float(), before.float(), [float(reward) for reward in rewards])
 
-def train_online(run_dir: Path, method: str, seed: int) -> Path:
-    """Train an adapter on its own responses, and return its folder."""
-    place = run_dir.parent / "online" / method
-    if not place.exists():
-        table = pq.read_table(run_dir / "calibrated.parquet", columns=["prompt", "columns"])[:ONLINE].to_pylist()
-        rows = [{"prompt": row["prompt"], "answer": json.loads(row["columns"])["answer"]} for row in table]
-        rewards_PK = reference_rewards(run_dir)[:ONLINE]
-        law = (
-            optimum(rewards_PK, f"best-of-{SERVED}", kl=NATS) if method == AWARE else tilted(rewards_PK, "raw", kl=NATS)
-        )
-        fit_online(
-            REFERENCE,
-            rows,
-            reward_of(METHODS[method]),
-            law,
-            folder=place,
-            seed=seed,
-            generations=GENERATIONS,
-            max_new_tokens=LONGEST,
-            epochs=1,
-            batch_size=min(64, GENERATIONS * len(rows)),
-            learning_rate=RATE * LEARNING_RATE_FACTOR,
-            lora={"rank": 16},
-        )
-    return place
+    def train(self, name: str, seed: int, place: Path) -> dict[str, float]:
+        """Train an adapter of the last layers on-policy and save it; return what its last step says."""
+        torch.manual_seed(seed)
+        adapter, self.drawn = guides.adapted(self.reference, LAST), 0
+        draw = partial(self.draw, adapter, name == AWARE, seed)
+        steps = train_on_policy(adapter, ON_POLICY[name], draw, len(self.rewards_PK), seed, ONLINE_PROMPTS, STEERED)
+        for step, notes in enumerate(steps):
+            print(f"seed {seed}: {name}, step {step} {notes}", flush=True)
+        with written(place) as part:
+            adapter.save_pretrained(str(part))
+        adapter.unload()
+        return notes
 
+    @torch.no_grad()
+    def measured(self, place: Path, seed: int) -> dict[str, np.ndarray]:
+        """Return KL (P,) and right samples (P, M) of an adapter with ΔW times what brings it to `NATS`, and that."""
+        reference, _ = Policy.of(REFERENCE)
+        adapter = PeftModel.from_pretrained(self.reference, str(place))
+        layers = [layer for layer in adapter.modules() if isinstance(layer, LoraLayer)]
 
-@torch.no_grad()
-def scaled(place: Path, kl: float) -> Path:
-    """Save a policy with ΔW times the factor that brings it from its KL to `NATS`, if KL is its square."""
-    target = place.with_name(f"{place.name}-at-{NATS:g}")
-    if not target.exists():
-        (model, tokenizer), (reference, _) = Policy.of(place), Policy.of(REFERENCE)
-        strength = min(float(np.sqrt(NATS / kl)), MOST)
-        for name, weight in model.named_parameters():
-            weight.copy_(torch.lerp(reference.get_parameter(name), weight, strength))
-        for part in (model, tokenizer):
-            part.save_pretrained(target.with_suffix(".part"))
-        target.with_suffix(".part").rename(target)
-    return target
+        def kl_of(drawn: Rollouts) -> np.ndarray:
+            first = drawn.drawn["token_ids"].to_pylist()[:: drawn.k]
+            return rao_blackwell_kl(adapter, reference, drawn.prompts.token_ids, first)
 
-
-def external(evaluated: Evaluated, place: Path) -> str:
-    """Return the name under which a run has a policy that was trained elsewhere."""
-    named = re.sub("[^A-Za-z0-9_-]", "_", place.name)
-    (found,) = evaluated.folder.glob(f"{named}.*")
-    return found.name
+        some, strength = {name: values[:OF_KL] for name, values in self.train_asked.items()}, 1.0
+        for _ in range(TRIES):
+            strength *= float(np.sqrt(NATS / kl_of(self.sampled(adapter, some, 1, seed)).mean()))
+            for layer in layers:
+                layer.set_scale("default", strength)
+        drawn = self.sampled(adapter, self.test_asked, SAMPLES, seed)
+        answers = [json.loads(columns)["answer"] for columns in self.test_asked["columns"] for _ in range(SAMPLES)]
+        right = np.array(is_right(drawn.drawn["text"].to_pylist(), answers), float).reshape(-1, SAMPLES)
+        found = {"kl": kl_of(drawn), "right": right, "strength": np.array(strength)}
+        adapter.unload()
+        return found
 
 
 def seed_of(folder: Path, number: int, settings: Sequence[str], *, online: bool) -> Seed:
     """Do what is missing of a seed and return what was measured."""
     run_dir = run_of(folder, number, settings)
     evaluated = Evaluated(load_recipe(str(run_dir / "recipe.yaml"), [f"run_dir={run_dir}"]))
-    methods = {name: [name] for name in evaluated.recipe.policies}
-    for method in METHODS if online else ():
-        trained = train_online(run_dir, method, number)
-        run_of(folder, number, settings, "--policy", str(trained))
-        names = [external(evaluated, trained)]
-        at_nats = scaled(trained, float(evaluated.kl(names[0]).mean()))
-        run_of(folder, number, settings, "--policy", str(at_nats))
-        methods[method] = [*names, external(evaluated, at_nats)]
-    policies = [name for names in methods.values() for name in names]
-    right = {name: evaluated.column(name, "reward") for name in ("reference", *policies)}
-    return Seed(evaluated.prompt_ids, methods, {name: evaluated.kl(name) for name in policies}, right)
+    methods = [*evaluated.recipe.policies]
+    kls = {name: evaluated.kl(name) for name in methods}
+    right = {name: evaluated.column(name, "reward") for name in ("reference", *methods)}
+    for name in ON_POLICY if online else ():
+        place = run_dir.parent / "online" / name
+        if not (place / "measured.npz").exists():
+            world = World(run_dir)
+            if not (place / "adapter").exists():
+                place.mkdir(parents=True, exist_ok=True)
+                world.train(name, number, place / "adapter")
+            with written(place / "measured.npz") as file:
+                np.savez(file, **world.measured(place / "adapter", number))
+        found = np.load(place / "measured.npz")
+        kls[name], right[name] = found["kl"], found["right"]
+    return Seed(evaluated.prompt_ids, kls, right)
 
 
 def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kinds: Sequence[str]) -> None:
     """Print KL and pass@k as measured, and the leads at one KL, of each seed and of all."""
     print(f"\n| as measured | KL, nats | {' | '.join(f'pass@{k}' for k in KS)} |\n|{'---|' * (2 + len(KS))}")
     passed = [{k: seed.passed(k) for k in KS} for seed in seeds]
-    rows = {"reference": 0, **{method: len(names) for method, names in seeds[0].methods.items()}}
-    for method, count in rows.items():
-        for place in range(max(count, 1)):
-            names = [seed.methods[method][place] if count else method for seed in seeds]
-            spent = np.mean([seed.kls[name].mean() if count else 0.0 for seed, name in zip(seeds, names, strict=True)])
-            cells = [
-                cell([Trained(s.prompt_ids, 100.0 * p[k][n]) for s, p, n in zip(seeds, passed, names, strict=True)])
-                for k in KS
-            ]
-            print(f"| {method}{', ΔW scaled' * (place > 0)} | {spent:.3f} | {' | '.join(cells)} |")
+    for name in seeds[0].right:
+        spent = np.mean([seed.kls[name].mean() if name in seed.kls else 0.0 for seed in seeds])
+        cells = [
+            cell([Trained(seed.prompt_ids, 100.0 * of[k][name]) for seed, of in zip(seeds, passed, strict=True)])
+            for k in KS
+        ]
+        print(f"| {name} | {spent:.3f} | {' | '.join(cells)} |")
     print(f"\n| points at one KL | k | KL, nats | {' | '.join(f'seed {n}' for n in numbers)} | mean |")
     print("|---" * (4 + len(numbers)) + "|")
     for ours, others in (lead for kind in kinds for lead in LEADS[kind]):
