@@ -4,9 +4,9 @@
 
 LoRA adapters on the last ten layers of SmolLM2-135M-Instruct, on the recipe `smollm2-letters`: for pass@8, as ordinary
 RLHF, and by fine-tuning on the best of n (`POLICIES`), each trained for its KL and as the run saves it; and on-policy
-without KL, from `PASSES` times as many responses (`WITHOUT_KL`). On the task: KL, pass@1 and pass@8. Elsewhere: pass@1
-in `TASKS`, with examples; the log-likelihood of the replies of dialogues, in nats per token; KL and length of replies
-to the first turns of others. All as differences to the reference.
+without KL, from `PASSES` times as many responses, at two rates (`WITHOUT_KL`). On the task: KL, pass@1 and pass@8.
+Elsewhere: pass@1 in `TASKS`, with examples; the log-likelihood of the replies of dialogues, in nats per token; KL and
+length of replies to the first turns of others. All as differences to the reference.
 INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.jsonl.gz``. Printed: means over seeds
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
 seeds. ``FOLDER/forgetting.svg`` shows the losses over the gain. Models draw with the same random numbers, in bfloat16;
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from candidates import LONGEST, REFERENCE, check, rows_of
-from letters import RECIPE, TUNED, train_on_letters
+from letters import RECIPE, train_on_letters
 from matplotlib import rc_context
 from pass_at_k import SERVED, Rival, train_offline
 from plots import INK, LOOKS, STYLE, panels, save
@@ -45,9 +45,9 @@ POLICIES = {
     **{f"ordinary-{100 * kl:.0f}": f"{{transform: raw, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
     **{f"best-of-n-{n}": f"{{solver: bon-sft, n: {n}, {FIT}}}" for n in NS},
 }
-WITHOUT_KL = {f"{name} without KL": Rival(name, name, beta=0.0, rate=TUNED[name]) for name in ("grpo", "maxrl")}
-PASSES = 8
-METHODS = ("aware", "ordinary", "best-of-n", *WITHOUT_KL)
+FREE, RATES, PASSES = ("grpo", "maxrl"), (1.0e-4, 5.0e-4), 8
+WITHOUT_KL = {f"{name} without KL at {rate:g}": Rival(name, name, 0.0, rate) for name in FREE for rate in RATES}
+METHODS = ("aware", "ordinary", "best-of-n", *(f"{name} without KL" for name in FREE))
 TASKS = ("number_sequence", "evens", "weekday")  # of `candidates.py`, which the reference solves at times
 CHECKER = "infalign.rewards.checkers:math_verify"
 ON_TASK, ELSEWHERE, SAMPLES = 200, 48, 8  # prompts, and samples of each model for each of a task elsewhere
