@@ -1,6 +1,7 @@
 """TRL's trainers with group advantages: real steps of a tiny model on the CPU."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -98,7 +99,8 @@ def right(rewards: torch.Tensor, weights: list[float], objective: str) -> Any:
 )
 def test_grpo_has_the_advantages_of_the_weighted_rewards(trained: Any, options: Any, peft: Any) -> None:
     """Whatever the KL's weight, with LoRA or QLoRA, and on batches trained on several times; the log has them too."""
-    trainer, seen = trained(GroupGRPOTrainer, [long, vowels], "pass@4", peft, **SIZES | WEIGHTS | options)
+    rewards = [long, lambda responses: vowels([[{"content": said}] for said in responses])]  # TRL's form, and ours
+    trainer, seen = trained(GroupGRPOTrainer, rewards, "pass@4", peft, **SIZES | WEIGHTS | options)
     assert trainer.state.global_step == SIZES["max_steps"]
     for rewards, output in seen:
         expected = right(rewards, [0.25, 2.0], "pass@4")
@@ -130,6 +132,12 @@ def test_completions_without_a_reward_have_no_advantage(trained: Any, kind: Any)
     assert not output["advantages"][~scored].any()
     expected = advantages(rewards[scored, 0].double(), np.flatnonzero(scored) // GROUP, "maxrl")
     assert output["advantages"][scored].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_reward_that_is_not_finite_is_refused(trained: Any) -> None:
+    """TRL would take NaN for None."""
+    with pytest.raises(DataError, match="the reward of response 0: it is nan"):
+        trained(GroupGRPOTrainer, [lambda responses: [math.nan] * len(responses)], "maxrl")
 
 
 @pytest.mark.parametrize(

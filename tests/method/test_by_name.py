@@ -123,6 +123,7 @@ def test_a_function_of_no_form_is_refused_and_never_called_by_position(function:
         (ours, [{"solution": "5"}] * 2, "column answer, which is missing in every row; there are solution$"),
         (ours, [{"answer": "5"}, {"level": 2}], r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are level"),
         (ours, [{"answer": "5"}, {}], r"in 1 of 2 rows, first in row 1 \('2 \+ 4\?'\); there are no columns"),
+        (lambda solution_str: {"reward": 1.0}, [{}] * 2, "returned a dict without the key score: reward"),
         (verl, [{"data_source": "sums", "reward_model": {}}] * 2, "ground_truth, which is missing in 2 of 2 rows"),
     ],
 )

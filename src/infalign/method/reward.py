@@ -1,5 +1,6 @@
 """The calibrated and transformed reward, or another shaping, as a drop-in reward function for a trainer."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ class CalibratedReward:
     function.
 
     ``shaping`` may be a spelling, such as ``"exp:10"``. Raises DataError if the column is missing, or a reward is not
-    finite (TRL would train on it in silence), and ConfigError for a shaping that does not exist.
+    finite (TRL would train on it in silence), and ConfigError for a shaping that does not exist or a function of no
+    known form.
 
     >>> reward = CalibratedReward(lambda prompts, responses: [len(text) for text in responses], "exp:10")
     >>> [round(score, 4) for score in reward(["Hi!"] * 2, ["Hello.", "Yo."], [[2, 3, 5, 9]] * 2)]
@@ -50,6 +52,8 @@ class CalibratedReward:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shaping", as_shaping(self.shaping))
+        if not isinstance(self.reward, UserReward):
+            ByName(self.reward)
 
     @property
     def __name__(self) -> str:  # TRL logs the reward under this name
@@ -94,6 +98,8 @@ class CalibratedReward:
                 "the training data set has no column reference_rewards; make it with `infalign run --until calibrate`"
             )
         references = [_references(row, values) for row, values in enumerate(reference_rewards)]
+        if len(references) != len(responses):
+            raise DataError(f"found {len(references)} reference_rewards, but {len(responses)} responses")
         rewards = rewards_of(self.reward, prompts, responses, columns, given)
         if tolerance := getattr(self.reward, "tolerance", 0.0):
             rewards = np.array([snap_to_references(*pair, tolerance) for pair in zip(rewards, references, strict=True)])
@@ -116,8 +122,8 @@ def _references(row: int, values: object) -> Array:
     """Return one row of the column reference_rewards; DataError unless it is a list of numbers."""
     try:
         references = as_rewards(values, "reference rewards")
-        if np.asarray(values).dtype == bool or references.ndim != 1:
-            raise DataError(f"found shape {references.shape} of {np.asarray(values).dtype}")
+        if references.ndim != 1:
+            raise DataError(f"found shape {references.shape}")
     except DataError as error:
         raise DataError(
             f"row {row}: reference_rewards must be a list of numbers ({error}); make it with `infalign run --until "
@@ -132,10 +138,13 @@ def rewards_of(
     completions: list[Any],
     columns: Mapping[str, Sequence[object]] | None = None,
     given: Mapping[str, Any] | None = None,
+    *,
+    may_lack: bool = False,
 ) -> Array:
-    """Return the reward of each completion, which is text or messages; DataError unless all are numbers, True or False.
+    """Return the reward of each completion, which is text or messages; True is 1, None is NaN if they ``may_lack`` it.
 
     The function is called by the names of its parameters (`by_name.ByName`), which may be ``columns`` or ``given``.
+    Raises DataError for what is no finite number.
     """
     responses = [spoken_text(row, completion) for row, completion in enumerate(completions)]
     by_name = reward if isinstance(reward, UserReward) else ByName(reward)
@@ -144,9 +153,11 @@ def rewards_of(
     name = "the reward function"
     values = one_for_each(ask(called, prompts, responses, name=name), len(responses), name)
     for row, value in enumerate(values):
-        if not isinstance(value, bool | np.bool_) and (problem := not_a_number(value)):
+        if isinstance(value, bool | np.bool_) or (may_lack and value is None):
+            continue
+        if problem := not_a_number(value) or ("" if math.isfinite(value) else f"it is {value}; return a finite number"):
             raise DataError(f"the reward of response {row}: {problem}")
-    return np.asarray(values, float)
+    return np.array([math.nan if value is None else value for value in values], float)
 
 
 def spoken_text(row: int, completion: object) -> str:

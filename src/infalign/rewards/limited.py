@@ -20,7 +20,7 @@ from typing import Any
 
 from infalign.core.errors import InfalignError
 from infalign.core.user_code import user_code
-from infalign.method.by_name import OWN, TRL, VERL, awaited, unlogged
+from infalign.method.by_name import OWN, TRL, VERL, ByName, awaited, unlogged
 from infalign.method.reward import one_for_each
 
 LOGGER = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def work(load: Callable[[], Any], needs: str, pipe: int) -> None:
         import_module(needs)
     function = load()
     function = function.function if isinstance(function, Limited) else function
-    name = f"the reward function {function.__name__}"
+    name = ByName(function).name
     connection.send(None)
     with suppress(EOFError):
         while True:
