@@ -1,13 +1,16 @@
 """The calls of the library: responses, their rewards, and what a policy gains, from Python alone."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import micro
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from datasets import Dataset
 from faults.server import RolloutServer
 from tiny_models import tiny
 from transformers import AutoModelForSequenceClassification
@@ -141,6 +144,9 @@ def test_a_reward_is_also_a_spelling_or_a_folder(model: str, tmp_path: Path, mon
     asked = calibrate_prompts(model, PROMPTS[::2], "mine.py:letters", k=4, max_new_tokens=5)  # texts and rows
     drawn = sample(model, PROMPTS[::2], 4, max_new_tokens=5)
     assert asked["answer"] == [None, "m"]
+    assert [*asked["prompt"]] == [*drawn.prompts.conversations]  # as a trainer must ask too
+    again = calibrate_prompts(model, Dataset.from_list([{"question": "m?"}]), "mine.py:letters", k=4, max_new_tokens=5)
+    assert again[0]["prompt"] == [{"role": "user", "content": "m?"}]
     np.testing.assert_array_equal(asked["reference_rewards"], np.sort(score("mine.py:letters", drawn)))
 
     def broken(responses: list[str]) -> list[float]:
@@ -148,6 +154,29 @@ def test_a_reward_is_also_a_spelling_or_a_folder(model: str, tmp_path: Path, mon
 
     with pytest.raises(DataError, match=r"reward broken, row 0 .*nan"):
         score(broken, rollouts)
+
+
+def test_a_checker_gets_the_values_that_rows_have(model: str) -> None:
+    """Also those of NumPy and of a table, which JSON lacks."""
+    kept = {"number": np.int64(4), "right": np.False_, "several": np.array(["4", "four"]), "some": {4}}
+    seen: list[Any] = []
+
+    def check(responses: list[str], number: Any, right: Any, several: Any, some: Any) -> list[float]:
+        seen.append((number[0], right[0], several[0], some[0]))
+        return [0.0] * len(responses)
+
+    score(check, sample(model, [{"prompt": "Hi", **kept}], 2, max_new_tokens=2))
+    assert seen == [(4, False, ["4", "four"], [4])]
+
+
+@pytest.mark.parametrize("odd", ["Hi", {"train": ["Hi"]}, pd.DataFrame({"prompt": ["Hi"]})])
+def test_what_is_no_list_of_prompts_is_refused(model: str, odd: Any) -> None:
+    """Its letters or its names would be asked."""
+    for ask in (calibrate_prompts, partial(evaluate, reference=model)):
+        with pytest.raises(DataError, match="prompts are a list"):
+            ask(model, odd, lambda responses: [0.0] * len(responses))
+    with pytest.raises(DataError, match="values of several types"):
+        calibrate_prompts(model, [{"prompt": "a", "x": 1}, {"prompt": "b", "x": "1"}], lambda responses: [0])
 
 
 def test_kl_and_win_rates_are_those_of_the_enumerated_responses(model: str) -> None:

@@ -16,6 +16,7 @@ from infalign.cli.options import WHOLE, Host, Port, open_console, own_stdout
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.signals import end_after_signal
+from infalign.core.storage import to_json
 
 if TYPE_CHECKING:
     from infalign.data.messages import Message
@@ -161,7 +162,7 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
     questions = []
     for where, row in rows:
         others = {name: value for name, value in row.items() if name != "prompt"}
-        questions.append(([*parse_prompt(row, where)], json.dumps(others, default=str)))
+        questions.append(([*parse_prompt(row, where)], to_json(others)))
     if not questions:
         raise DataError(f"{path or 'standard input'} has no prompts; write one per line")
     return questions

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from infalign.core.errors import DataError
+from infalign.core.storage import to_json
 from infalign.data.messages import (
     Conversation,
     digest,
@@ -129,7 +130,7 @@ def to_table(examples: Iterable[Example]) -> pa.Table:
         "chosen": pa.array([to_text(e.chosen) if e.chosen else None for e in examples], pa.string()),
         "rejected": pa.array([to_text(e.rejected) if e.rejected else None for e in examples], pa.string()),
         "where": pa.array([e.where for e in examples], pa.string()),
-        "columns": pa.array([json.dumps(columns, default=str) for columns in kept], pa.string()),
+        "columns": pa.array([to_json(columns) for columns in kept], pa.string()),
     }
     return pa.table(columns)
 

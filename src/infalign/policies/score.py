@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from infalign.core.errors import DataError
+from infalign.core.errors import DataError, first_line
 from infalign.core.progress import progress_line
 from infalign.core.storage import column_values
+from infalign.data.messages import prompts_of
 from infalign.method.by_name import UserReward
 from infalign.method.calibration import Array
 from infalign.models.policy import AnyModel
@@ -21,7 +22,7 @@ from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_to
 from infalign.rewards.sources import AnyReward, load_reward
 from infalign.sampling.prompts import repeated
-from infalign.sampling.sample import AnyPrompts, Rollouts, sample
+from infalign.sampling.sample import AnyPrompts, Rollouts, read_prompts, rows_of, sample
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -64,8 +65,8 @@ def calibrate_prompts(
 ) -> Dataset:
     """Return prompts with their sorted rewards, ``reference_rewards``: the dataset that a `CalibratedReward` trains on.
 
-    It is that of `score` for `sample`, which take the arguments and raise. Other columns stay; prompts that the
-    reward leaves out go.
+    It is that of `score` for `sample`, which take the arguments and raise. ``prompt`` has the conversations that were
+    sampled, other columns stay; prompts that the reward leaves out go.
 
     >>> dataset = calibrate_prompts(MODEL, ["How are you?"], lambda responses: [1] * len(responses), k=4)
     >>> dataset["reference_rewards"][0]
@@ -73,11 +74,19 @@ def calibrate_prompts(
     """
     from datasets import Dataset
 
-    if not isinstance(prompts, Dataset):
-        rows: Any = [prompt if isinstance(prompt, Mapping) else {"prompt": prompt} for prompt in prompts]
-        prompts = Dataset(pa.Table.from_struct_array(pa.array(rows)))  # from_list drops what the first row lacks
-    if "reference_rewards" in prompts.column_names:
+    given: Any = prompts if isinstance(prompts, Dataset) else rows_of(prompts)
+    asked = [*prompts_of(read_prompts(given))]
+    if isinstance(given, list):
+        rows = [{**row, "prompt": one} for row, one in zip(given, asked, strict=True)]
+        try:
+            dataset = Dataset(pa.Table.from_struct_array(pa.array(rows)))  # from_list drops what the first row lacks
+        except pa.ArrowException as error:
+            raise DataError(f"a column has values of several types ({first_line(error)}); use one type") from error
+    else:
+        dataset = given.add_column("asked", asked).remove_columns([n for n in given.column_names if n == "prompt"])
+        dataset = dataset.rename_column("asked", "prompt")
+    if "reference_rewards" in dataset.column_names:
         raise DataError("the dataset has the column reference_rewards already; rename or remove it")
-    rewards_PK = np.sort(score(reward, sample(model, prompts, k, **drawing)), axis=1)
+    rewards_PK = np.sort(score(reward, sample(model, given, k, **drawing)), axis=1)
     kept = ~np.isnan(rewards_PK).any(axis=1)
-    return prompts.select(np.flatnonzero(kept)).add_column("reference_rewards", rewards_PK[kept].tolist())
+    return dataset.select(np.flatnonzero(kept)).add_column("reference_rewards", rewards_PK[kept].tolist())

@@ -153,14 +153,21 @@ def sample(
 
 def read_prompts(prompts: AnyPrompts) -> pa.Table:
     """Return prompts as the table `Rollouts.asked`, without token ids. Raises DataError for what is no prompt."""
-    if isinstance(prompts, str) or hasattr(prompts, "iterrows"):
-        raise DataError("prompts are a list of texts, of conversations or of rows (of a DataFrame: to_dict('records'))")
-    rows = [one if isinstance(one, Mapping) else {"prompt": one} for one in prompts]
-    examples = [parse_example(row, f"prompt {place}") for place, row in enumerate(rows)]
+    examples = [parse_example(row, f"prompt {place}") for place, row in enumerate(rows_of(prompts))]
     if not examples:
         raise DataError("there are no prompts; give at least one")
     table = to_table(examples).select(["prompt", "columns"])
     return table.add_column(0, "prompt_id", pa.array([e.prompt_id for e in examples], pa.string()))
+
+
+def rows_of(prompts: AnyPrompts) -> list[Any]:
+    """Return prompts as rows, texts and conversations as their ``prompt``. Raises DataError for what is no list."""
+    if isinstance(prompts, str | Mapping) or hasattr(prompts, "iterrows"):
+        raise DataError(
+            "prompts are a list of texts, of conversations or of rows (of a DataFrame: to_dict('records'); of a "
+            "DatasetDict: one of its splits)"
+        )
+    return [one if isinstance(one, Mapping) else {"prompt": one} for one in prompts]
 
 
 def check_folder(folder: Path, drawn_with: Mapping[str, Any] | None = None) -> None:
