@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rows import written
 
-from infalign import pass_at_k, read_rewards
+from infalign import optimum, pass_at_k, read_rewards
 from infalign.core.display import style
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Confidence, estimate_difference, estimate_share
@@ -251,6 +251,8 @@ def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
         table.rewards_by_prompt()
     one = table.take(table.models.codes == 0).rewards_by_prompt()
     assert {prompt: row.tolist() for prompt, row in one.items()} == {"p0": [1, 2, 3], "p1": [0, 5]}
+    for given in (one, iter(one.values())):
+        assert [row.tolist() for row in optimum(given, "best-of-2", kl=0.05, objective="reward").rewards_PK] == [[1, 2, 3], [0, 5]]
 
 
 @pytest.mark.parametrize(

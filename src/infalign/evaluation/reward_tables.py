@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from infalign.core.errors import DataError
 from infalign.core.spelling import listed_names
-from infalign.method.calibration import Array, as_rewards
+from infalign.method.calibration import Array, as_rewards, not_finite
 
 NO_LABEL = -1
 
@@ -91,8 +91,10 @@ class RewardTable:
         if isinstance(rewards, Mapping):
             return joined([cls.of(own, model=name) for name, own in rewards.items()])
         rows = [as_rewards(row) for row in rewards]
-        if not rows or any(row.ndim != 1 or row.size == 0 or not np.isfinite(row).all() for row in rows):
-            raise DataError("give one or more finite rewards for each prompt: prompts × samples, or a list of lists")
+        odd = not_finite(rows)
+        if odd or not rows or any(row.ndim != 1 or row.size == 0 for row in rows):
+            shape = "one or more finite rewards for each prompt: prompts × samples, or a list of lists"
+            raise DataError(f"give {shape}{f'; found {odd}' if odd else ''}")
         sizes, columns = [row.size for row in rows], {}
         if answers is not None:
             if [len(row) for row in answers] != sizes:

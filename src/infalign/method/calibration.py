@@ -33,10 +33,20 @@ def as_rewards(values: Any, what: str = "rewards") -> Array:
 def reward_rows(rewards_PK: Any) -> list[Array]:
     """Return the rewards of each prompt's K rollouts. Raises DataError unless each has 2 finite numbers or more."""
     rows = [as_rewards(row) for row in rewards_PK]
-    if not rows or not all(row.ndim == 1 and row.size >= 2 and np.isfinite(row).all() for row in rows):
+    odd = not_finite(rows)
+    if odd or not rows or not all(row.ndim == 1 and row.size >= 2 for row in rows):
         shapes = f"rows of shape {', '.join(sorted({str(row.shape) for row in rows}))}" if rows else "no prompts"
-        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {shapes}")
+        raise DataError(f"rewards must be finite, prompts × 2 rollouts or more, found {odd or shapes}")
     return rows
+
+
+def not_finite(rows: Sequence[Array]) -> str | None:
+    """Return where the first reward is that is not finite, and what to do, or None."""
+    prompt = next((place for place, row in enumerate(rows) if not np.isfinite(row).all()), None)
+    if prompt is None:
+        return None
+    odd = rows[prompt][~np.isfinite(rows[prompt])][0]
+    return f"{odd} for prompt {prompt}; leave out the prompts whose rewards a function returned as None"
 
 
 def reward_table(rewards_PK: Any) -> Array:

@@ -4,7 +4,7 @@ A law is made from rewards alone: `tilted` and `optimum` spend a KL budget or ta
 serves. Solvers read its log-ratios, on-policy solvers its shaping and β.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Literal, TypeVar, cast
@@ -75,6 +75,7 @@ def of_rewarded(make: MakesLaw) -> MakesLaw:
 
     @wraps(make)
     def made(rewards_PK: Any, *arguments: Any, **options: Any) -> Any:
+        rewards_PK = [*(rewards_PK.values() if isinstance(rewards_PK, Mapping) else rewards_PK)]
         rows = [as_rewards(row) for row in rewards_PK]
         kept = np.array([row.size == 0 or not np.isnan(row).all() for row in rows], bool)
         if kept.all() or not kept.any():

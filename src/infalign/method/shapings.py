@@ -75,8 +75,8 @@ class RawPerPrompt(NotByRank):
     name = "raw-prompt"
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        above_mean = _checked(rewards, reference_rewards_K) - reference_rewards_K.mean()
-        spread = reference_rewards_K.std() if np.ptp(reference_rewards_K) > 0 else 1.0
+        above_mean = _checked(rewards, reference_rewards_K) - np.mean(reference_rewards_K)
+        spread = np.std(reference_rewards_K) if np.ptp(reference_rewards_K) > 0 else 1.0
         return np.asarray(above_mean / spread)
 
 

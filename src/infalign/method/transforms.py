@@ -87,7 +87,7 @@ class Ranked:
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return the normalized Φ(Ĉ); raises ConfigError too, where Φ is not finite."""
-        return at_ranks(self.transform, calibrate(rewards, reference_rewards_K), reference_rewards_K.size)
+        return at_ranks(self.transform, calibrate(rewards, reference_rewards_K), np.size(reference_rewards_K))
 
 
 class ByRank:
