@@ -252,7 +252,8 @@ def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
     one = table.take(table.models.codes == 0).rewards_by_prompt()
     assert {prompt: row.tolist() for prompt, row in one.items()} == {"p0": [1, 2, 3], "p1": [0, 5]}
     for given in (one, iter(one.values())):
-        assert [row.tolist() for row in optimum(given, "best-of-2", kl=0.05, objective="reward").rewards_PK] == [[1, 2, 3], [0, 5]]
+        law = optimum(given, "best-of-2", kl=0.05, objective="reward")
+        assert [row.tolist() for row in law.rewards_PK] == [[1, 2, 3], [0, 5]]
 
 
 @pytest.mark.parametrize(
