@@ -157,6 +157,7 @@ def test_prompts_that_the_reward_leaves_out_are_as_if_they_were_not_there(model:
     law, of_kept = make(rewards), make(rewards[kept])
     np.testing.assert_array_equal(law.log_ratios_PK[kept], of_kept.log_ratios_PK)
     assert np.isnan(law.log_ratios_PK[~kept]).all()
+    assert np.isnan(law.shaped_PK).all(axis=1).tolist() == (~kept).tolist()
     some = Rollouts(rollouts.asked.filter(kept), rollouts.drawn.filter(np.repeat(kept, 8)))
     found = weights(fit(model, rollouts, law, **HOW))
     assert equal(found, weights(fit(model, some, of_kept, **HOW)))

@@ -152,8 +152,11 @@ def as_shaping(shaping: Transformation | Shaping | str) -> Shaping:
 
 
 def shape_rollouts(shaping: Shaping, rewards_PK: Array) -> Array:
-    """Return the shaped rewards (P, K) of rollouts whose references are all K of their prompt, themselves included."""
-    return stacked([shaping(rewards_K, np.sort(rewards_K)) for rewards_K in rewards_PK])
+    """Return the shaped rewards (P, K) of rollouts whose references are all K of their prompt, themselves included.
+
+    A prompt that a reward function left out, a row of NaN, stays one.
+    """
+    return stacked([row if np.isnan(row).all() else shaping(row, np.sort(row)) for row in rewards_PK])
 
 
 def log_ratios(shaped_PK: Array, beta: float) -> Array:
