@@ -203,6 +203,13 @@ def test_what_must_not_be_pooled_is_refused(tmp_path: Path) -> None:
     assert means(read_reward_table(steps, Reading({"model": "step"}))) == {"10": 1.0, "20": 1.0}
     kept = read_reward_table(steps, Reading({"model": "step"}, ["step"]))
     assert [record["part"] for record in measure(kept, ["pass@1"], Measuring(by="step"))] == ["10", "20"]
+    later = [{"prompt_id": "a", "reward": 1}, {"prompt_id": "a", "reward": 0, "model": "m"}]  # a column of later rows
+    with pytest.raises(DataError, match="has no model, but others have one"):
+        read_reward_table(written(tmp_path / "later.jsonl", later))
+    some = written(tmp_path / "some.csv", [row | {"family": "f" * (place > 0)} for place, row in enumerate(rows)])
+    for how in (Measuring(by="family"), Measuring(cluster="family")):
+        with pytest.raises(DataError, match="column family is empty in 1 of 4 rows"):
+            measure(read_reward_table(some, Reading({}, ["family"])), ["pass@1"], how)
 
 
 def test_several_files_are_one_table_whose_models_keep_apart(tmp_path: Path) -> None:

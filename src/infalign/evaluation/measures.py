@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Confidence, Estimate, of_clusters
 from infalign.evaluation.pass_at_k import Metric
-from infalign.evaluation.reward_tables import Rewards, RewardTable
+from infalign.evaluation.reward_tables import Labels, Rewards, RewardTable
 from infalign.evaluation.samples import chunks
 from infalign.method.calibration import Array
 from infalign.method.procedures.majority import MajorityVote, votes
@@ -56,11 +56,19 @@ class Measuring:
 
     def parts(self, table: RewardTable) -> "Iterator[Part]":
         """Yield the rows of each value of ``by``, or all rows."""
-        labels = None if self.by is None else table.column(self.by)
+        labels = None if self.by is None else _complete(table, self.by)
         checked = self.threshold is not None or bool(np.isin(table.numbers["reward"], (0.0, 1.0)).all())
         for name in [""] if labels is None else sorted(labels.names):
             rows = table if labels is None else table.take(labels.codes == labels.names.index(name))
             yield Part(name, rows, self, checked=checked)
+
+
+def _complete(table: RewardTable, name: str) -> Labels:
+    """Return a column in which every row has a value. Raises DataError for one that has none."""
+    labels = table.column(name)
+    if lacking := int((labels.codes < 0).sum()):
+        raise DataError(f"column {name} is empty in {lacking:,} of {labels.codes.size:,} rows; fill it, or remove them")
+    return labels
 
 
 class Part:
@@ -79,7 +87,7 @@ class Part:
         """The cluster of each prompt of each model. Raises DataError for a prompt with several."""
         if self.how.cluster is None:
             return None
-        labels = self.table.column(self.how.cluster)
+        labels = _complete(self.table, self.how.cluster)
         codes = labels.codes[self.groups.order]
         ends = np.maximum.reduceat(codes, self.groups.starts), np.minimum.reduceat(codes, self.groups.starts)
         if (differ := ends[0] != ends[1]).any():

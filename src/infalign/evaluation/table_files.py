@@ -152,10 +152,10 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
     absent: dict[str, str] = {}
     words: set[str] = set()
     csv = path.suffix == ".csv"  # whose numbers are text
+    if names := dict.fromkeys(name for _, row in read_rows(path) for name in row):  # rows may lack some
+        roles, notes = reading.roles(path, list(names))
+        by_role = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
     for where, row in read_rows(path):
-        if not roles:
-            roles, notes = reading.roles(path, list(row))
-            by_role = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
         for response in _responses(row, roles):
             for role, values in by_role.items():
                 name = (roles[role] or ROLES[role])[0]
