@@ -258,7 +258,7 @@ YES, NO = transcript("Hi", "Yes"), transcript("Hi", "No")
         ({"chosen": [user("A"), assistant("Yes")], "rejected": [user("B"), assistant("No")]}, "differ before"),
         ({"chosen": [user("Hi")], "rejected": [user("Hi"), assistant("No")]}, "chosen ends with a user message"),
         ({"query": "Summarise.", "reference_responses": "No."}, "query must have the form SUBREDDIT"),
-        ({"text": "Hi"}, r"the columns \['text'\] contain neither"),
+        ({"text": "Hi"}, r"the columns \['text'\] contain neither .* nor a prompt: .* problem$"),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named(row, message):

@@ -197,6 +197,8 @@ def test_what_must_not_be_pooled_is_refused(tmp_path: Path) -> None:
     twice = written(tmp_path / "twice.csv", [*rows, rows[2]])
     with pytest.raises(DataError, match="prompt 'b' has sample 0 more than once; if the file holds several runs"):
         read_reward_table(twice)
+    index = written(tmp_path / "index.csv", [{"index": 7, "reward": r} for r in (0, 1)])  # of the prompt, if it is said
+    assert read_reward_table(index, Reading({"prompt": "index"})).numbers["reward"].size == 2
     steps = written(tmp_path / "steps.jsonl", [row | {"step": step} for step in (10, 20) for row in rows])
     with pytest.raises(DataError, match=r"column step has several values for a prompt.*--columns model=step"):
         read_reward_table(steps)

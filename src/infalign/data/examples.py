@@ -36,7 +36,7 @@ FOREIGN_TURN = re.compile(r"\n\n(Human|Assistant):|.*?<extra_id_1>", re.DOTALL) 
 HH_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 TLDR_QUERY = re.compile(r"SUBREDDIT: r/(\S+)\n\nTITLE: (.*?)\n\nPOST: (.*)\n\nTL;DR:", re.DOTALL)
 
-PROMPTS = ("prompt", "instruction", "question", "query")
+PROMPTS = ("prompt", "instruction", "question", "query", "problem")
 SYSTEMS = ("system", "system_prompt")
 INPUTS = ("input", "context")  # what an instruction is about, in Alpaca and Dolly
 CONVERSATIONS = ("messages", "conversations", "conversation")
@@ -272,7 +272,8 @@ def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
         chosen = _reply(row, response, prompt) if response else ()
     else:
         raise DataError(
-            f"the columns {sorted(row.columns)} contain neither chosen and rejected, nor completion, nor messages"
+            f"the columns {sorted(row.columns)} contain neither chosen and rejected, nor messages, nor a prompt: "
+            f"{', '.join(PROMPTS)}"
         )
     return prompt, chosen, _reply(row, "rejected_response", prompt) if row.given(("rejected_response",)) else None
 

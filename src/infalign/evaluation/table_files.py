@@ -23,7 +23,7 @@ Columns = dict[str, list[str]]  # of each role
 ROLES = {  # the column of the first name, or else the only one with another of the names
     "prompt": ("prompt_id", "prompt", "problem", "problem_id", "question", "question_id", "task_id", "doc_id"),
     "reward": ("reward", "score", "correct", "is_correct", "passed", "success", "acc", "accuracy", "reference_rewards"),
-    "model": ("model", "model_name", "model_id", "policy", "llm", "system", "agent"),
+    "model": ("model", "model_name", "model_id", "policy", "llm", "agent"),
     "answer": ("answer",),
     "sample": ("sample", "sample_id", "sample_index", "index", "epoch", "repeat", "trial", "attempt"),
     "judge_reward": ("judge_reward",),
@@ -58,7 +58,7 @@ class Reading:
             roles[role] = [name for name in names if fnmatchcase(name, pattern)]
             if role in self.columns or roles[role]:
                 continue
-            roles[role] = [name for name in names if name in others]
+            roles[role] = [name for name in names if name in others and name not in self.columns.values()]
             if role == "sample" and len(roles[role]) > 1:
                 roles[role] = []
             if len(roles[role]) > 1:
