@@ -127,10 +127,12 @@ def test_files_without_prompts_are_refused(trained_run: Path, tmp_path: Path) ->
     """An absent one, an empty one, a table without the column; and a folder that is no run's."""
     (tmp_path / "empty.txt").write_text("\n")
     written(tmp_path / "odd.jsonl", [{"text": "Hello"}])
+    (tmp_path / "rows.ndjson").write_text('{"prompt": "Hello"}\n')
     for name, said in (
         ("absent.txt", ": No such file"),
         ("empty.txt", " has no prompts; write one per line"),
         ("odd.jsonl", " line 1: column prompt is missing"),
+        ("rows.ndjson", " must end in one of"),
     ):
         assert f"{name}{said}" in micro.refusal("generate", trained_run, "--input", tmp_path / name, code=3)
     assert "is not a run directory" in micro.refusal("generate", tmp_path, "--prompt", "Hello")

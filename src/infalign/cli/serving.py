@@ -16,7 +16,6 @@ from infalign.cli.options import WHOLE, Host, Port, open_console, own_stdout
 from infalign.core.display import plain_table, say
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.signals import end_after_signal
-from infalign.core.storage import to_json
 
 if TYPE_CHECKING:
     from infalign.data.messages import Message
@@ -140,15 +139,16 @@ def serve(
 
 def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list[Message], str]]":
     """Return the prompts of the command line, of a file, or of standard input, with the other columns as JSON."""
+    from infalign.core.storage import to_json
     from infalign.data.examples import parse_prompt
-    from infalign.data.files import READERS, read_rows
+    from infalign.data.files import read_rows
     from infalign.data.lines import lines
 
     if prompts is not None and path is not None:
         raise ConfigError("give --prompt or --input, not both")
     if prompts is not None:
         rows: Iterable[tuple[str, dict[str, Any]]] = [("--prompt", {"prompt": text}) for text in prompts]
-    elif path is not None and path.name.endswith(tuple(READERS)):
+    elif path is not None and path.suffix not in ("", ".txt"):
         rows = read_rows(path)
     else:
         if path is None and sys.stdin.isatty():
