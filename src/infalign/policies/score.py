@@ -83,8 +83,9 @@ def calibrate_prompts(
         except pa.ArrowException as error:
             raise DataError(f"a column has values of several types ({first_line(error)}); use one type") from error
     else:
-        dataset = given.add_column("asked", asked).remove_columns([n for n in given.column_names if n == "prompt"])
-        dataset = dataset.rename_column("asked", "prompt")
+        kept_names = [name for name in given.column_names if name != "prompt"]
+        dataset = given.add_column("as asked", asked).select_columns([*kept_names, "as asked"])
+        dataset = dataset.rename_column("as asked", "prompt")
     if "reference_rewards" in dataset.column_names:
         raise DataError("the dataset has the column reference_rewards already; rename or remove it")
     rewards_PK = np.sort(score(reward, sample(model, given, k, **drawing)), axis=1)
