@@ -171,16 +171,22 @@ class World:
         return Drawn(now, before, [self.right[pair] for pair in pairs])
 
     def train(self, rival: Rival, passes: int, seed: int, place: Path) -> dict[str, float]:
-        """Train an adapter of the last layers on-policy and save it; return what its last step says."""
-        torch.manual_seed(seed)
-        adapter = guides.adapted(self.model, LAST)
+        """Train on as many fresh responses as are stored, or several times as many, as `train_adapter`."""
         rival = rival._replace(steps=passes * self.drawn // (ONLINE_PROMPTS * GROUP))
-        draw = partial(self.draw, adapter)
-        *_, notes = train_on_policy(adapter, rival, draw, len(self.ids), seed, ONLINE_PROMPTS, STEERED)
-        with written(place) as part:
-            adapter.save_pretrained(str(part))
-        adapter.unload()
-        return notes
+        return train_adapter(self.model, rival, self.draw, len(self.ids), seed, place)
+
+
+def train_adapter(
+    model: Any, rival: Rival, draw: Callable[[Any, np.ndarray], Drawn], count: int, seed: int, place: Path
+) -> dict[str, float]:
+    """Train an adapter of the last layers on-policy and save it; return what its last step says."""
+    torch.manual_seed(seed)
+    adapter = guides.adapted(model, LAST)
+    *_, notes = train_on_policy(adapter, rival, partial(draw, adapter), count, seed, ONLINE_PROMPTS, STEERED)
+    with written(place) as part:
+        adapter.save_pretrained(str(part))
+    adapter.unload()
+    return notes
 
 
 def train_on_letters(root: Path, seed: int, rivals: Mapping[str, Rival], passes: int = 1) -> None:

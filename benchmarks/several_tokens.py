@@ -29,9 +29,9 @@ import torch
 from candidates import LONGEST, REFERENCE, chosen, measured, rows_of
 from candidates import check as is_right
 from forgetting import in_bfloat16
-from letters import LAST, LORA, ONLINE_PROMPTS, RECIPE, STEERED, TUNED
+from letters import LAST, LORA, RECIPE, TUNED, train_adapter
 from own_tasks import infalign
-from pass_at_k import GROUP, OBJECTIVES, SERVED, Drawn, Rival, cell, interval, train_on_policy
+from pass_at_k import GROUP, OBJECTIVES, SERVED, Drawn, Rival, cell, interval
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from run_files import Evaluated, load_recipe, reference_rewards, test_prompts, written
@@ -124,7 +124,6 @@ class World:
         self.shaped = CalibratedReward(is_right, optimum(self.rewards_PK, f"best-of-{SERVED}", kl=NATS).shaping)
         self.reference, self.tokenizer = Policy.of(REFERENCE)
         self.served = in_bfloat16(Policy(self.reference, self.tokenizer)).model
-        self.drawn = 0  # batches of a training, for their random numbers
 
     @torch.no_grad()
     def sampled(self, adapter: PeftModel, asked: Mapping[str, list[Any]], each: int, seed: int) -> Rollouts:
@@ -137,11 +136,10 @@ class World:
         rows = [{"prompt": prompt, **json.loads(columns)} for prompt, columns in pairs]
         return sample((self.served, self.tokenizer), rows, each, seed=seed, max_new_tokens=LONGEST)
 
-    def draw(self, adapter: PeftModel, shaped: bool, seed: int, rows: np.ndarray) -> Drawn:
+    def draw(self, shaped: bool, adapter: PeftModel, rows: np.ndarray) -> Drawn:
         """Return responses of an adapter to some prompts, with right or wrong or what our law gives as rewards."""
         asked = {name: [values[row] for row in rows] for name, values in self.train_asked.items()}
-        self.drawn += 1
-        said = self.sampled(adapter, asked, GROUP, 1000 * seed + self.drawn).drawn
+        said = self.sampled(adapter, asked, GROUP, int(torch.randint(2**31, ()))).drawn
         every = {name: [value for value in values for _ in range(GROUP)] for name, values in asked.items()}
         answers = [json.loads(columns)["answer"] for columns in every["columns"]]
         texts, references = said["text"].to_pylist(), np.repeat(self.rewards_PK[rows], GROUP, axis=0).tolist()
@@ -156,19 +154,6 @@ class World:
             with guides.packing(self.reference), guides.starting_from_states(self.reference, LAST):
                 now = packed.logprobs(adapter)
         return Drawn(now.float(), before.float(), [float(reward) for reward in rewards])
-
-    def train(self, name: str, seed: int, place: Path) -> dict[str, float]:
-        """Train an adapter of the last layers on-policy and save it; return what its last step says."""
-        torch.manual_seed(seed)
-        adapter, self.drawn = guides.adapted(self.reference, LAST), 0
-        draw = partial(self.draw, adapter, name == AWARE, seed)
-        steps = train_on_policy(adapter, ON_POLICY[name], draw, len(self.rewards_PK), seed, ONLINE_PROMPTS, STEERED)
-        for step, notes in enumerate(steps):
-            print(f"seed {seed}: {name}, step {step} {notes}", flush=True)
-        with written(place) as part:
-            adapter.save_pretrained(str(part))
-        adapter.unload()
-        return notes
 
     @torch.no_grad()
     def measured(self, place: Path, seed: int) -> dict[str, np.ndarray]:
@@ -207,7 +192,9 @@ def seed_of(folder: Path, number: int, settings: Sequence[str], *, online: bool)
             world = World(run_dir)
             if not (place / "adapter").exists():
                 place.mkdir(parents=True, exist_ok=True)
-                world.train(name, number, place / "adapter")
+                draw, count = partial(world.draw, name == AWARE), len(world.rewards_PK)
+                notes = train_adapter(world.reference, ON_POLICY[name], draw, count, number, place / "adapter")
+                print(f"seed {number}: {name} {notes}", flush=True)
             with written(place / "measured.npz") as file:
                 np.savez(file, **world.measured(place / "adapter", number))
         found = np.load(place / "measured.npz")
