@@ -11,7 +11,7 @@ INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
 seeds. ``FOLDER/forgetting.svg`` shows the losses over the gain. Models draw with the same random numbers, in bfloat16;
 KL and log-likelihood are in float32. What is done is not repeated. Further words are settings, such as
-compute.processes=1. Two hours per seed of an idle core that computes in bfloat16.
+compute.processes=1. Four hours per seed of an idle core that computes in bfloat16.
 """
 
 import gzip
