@@ -132,7 +132,7 @@ def test_files_without_prompts_are_refused(trained_run: Path, tmp_path: Path) ->
         ("absent.txt", ": No such file"),
         ("empty.txt", " has no prompts; write one per line"),
         ("odd.jsonl", " line 1: column prompt is missing"),
-        ("rows.ndjson", " must end in one of"),
+        ("rows.ndjson", " must end in .txt, with a prompt on each line, or in one of .jsonl"),
     ):
         assert f"{name}{said}" in micro.refusal("generate", trained_run, "--input", tmp_path / name, code=3)
     assert "is not a run directory" in micro.refusal("generate", tmp_path, "--prompt", "Hello")

@@ -139,17 +139,18 @@ def serve(
 
 def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list[Message], str]]":
     """Return the prompts of the command line, of a file, or of standard input, with the other columns as JSON."""
-    from infalign.core.storage import to_json
     from infalign.data.examples import parse_prompt
-    from infalign.data.files import read_rows
+    from infalign.data.files import READERS, read_rows
     from infalign.data.lines import lines
 
     if prompts is not None and path is not None:
         raise ConfigError("give --prompt or --input, not both")
     if prompts is not None:
         rows: Iterable[tuple[str, dict[str, Any]]] = [("--prompt", {"prompt": text}) for text in prompts]
-    elif path is not None and path.suffix not in ("", ".txt"):
+    elif path is not None and path.name.endswith(tuple(READERS)):
         rows = read_rows(path)
+    elif path is not None and path.suffix not in ("", ".txt"):
+        raise DataError(f"{path} must end in .txt, with a prompt on each line, or in one of {', '.join(READERS)}")
     else:
         if path is None and sys.stdin.isatty():
             print("Prompts, one per line; end with Ctrl-D:", file=sys.stderr)
@@ -162,7 +163,7 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
     questions = []
     for where, row in rows:
         others = {name: value for name, value in row.items() if name != "prompt"}
-        questions.append(([*parse_prompt(row, where)], to_json(others)))
+        questions.append(([*parse_prompt(row, where)], json.dumps(others, default=str)))
     if not questions:
         raise DataError(f"{path or 'standard input'} has no prompts; write one per line")
     return questions

@@ -158,15 +158,6 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
-def to_json(value: Any) -> str:
-    """Return JSON: arrays and numbers of other packages as lists and numbers, sets as lists, what it lacks as text."""
-    return json.dumps(value, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else [*value] if isinstance(value, set) else str(value)
-
-
 def write_table(path: str | Path, table: pa.Table) -> None:
     """Write ``table`` to the Parquet file ``path`` with a checksum on every page, whole or not at all."""
     with atomic_path(path) as temporary:

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from infalign.core.errors import DataError
-from infalign.core.storage import to_json
 from infalign.data.messages import (
     Conversation,
     digest,
@@ -130,9 +129,14 @@ def to_table(examples: Iterable[Example]) -> pa.Table:
         "chosen": pa.array([to_text(e.chosen) if e.chosen else None for e in examples], pa.string()),
         "rejected": pa.array([to_text(e.rejected) if e.rejected else None for e in examples], pa.string()),
         "where": pa.array([e.where for e in examples], pa.string()),
-        "columns": pa.array([to_json(columns) for columns in kept], pa.string()),
+        "columns": pa.array([json.dumps(columns, default=_plain) for columns in kept], pa.string()),
     }
     return pa.table(columns)
+
+
+def _plain(value: Any) -> Any:
+    """Return arrays, sets and numbers that JSON lacks as lists and numbers, and what else it lacks as text."""
+    return value.tolist() if hasattr(value, "tolist") else [*value] if isinstance(value, set) else str(value)
 
 
 def from_table(table: pa.Table) -> list[Example]:

@@ -67,7 +67,9 @@ def _complete(table: RewardTable, name: str) -> Labels:
     """Return a column in which every row has a value. Raises DataError for one that has none."""
     labels = table.column(name)
     if lacking := int((labels.codes < 0).sum()):
-        raise DataError(f"column {name} is empty in {lacking:,} of {labels.codes.size:,} rows; fill it, or remove them")
+        raise DataError(
+            f"column {name} is empty in {lacking:,} of {labels.codes.size:,} rows; fill it, or remove those"
+        )
     return labels
 
 

@@ -31,9 +31,6 @@ class Samples:
     lengths: Array | None = None
 
     def __post_init__(self) -> None:
-        for name in ("selected", "judged", "lengths"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, np.asarray(getattr(self, name)))
         if self.selected.ndim != 2 or self.selected.shape != self.judged.shape:
             raise DataError(
                 f"rewards {self.selected.shape} and judge rewards {self.judged.shape} must both be prompts × samples"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -152,7 +153,8 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
     absent: dict[str, str] = {}
     words: set[str] = set()
     csv = path.suffix == ".csv"  # whose numbers are text
-    if names := dict.fromkeys(name for _, row in read_rows(path) for name in row):  # rows may lack some
+    named = islice(read_rows(path), 1) if path.suffix in (".csv", ".parquet") else read_rows(path)
+    if names := dict.fromkeys(name for _, row in named for name in row):  # a row of JSON may lack some
         roles, notes = reading.roles(path, list(names))
         by_role = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
     for where, row in read_rows(path):

@@ -11,7 +11,7 @@ from trl import GRPOTrainer, RLOOTrainer
 
 from infalign.core.errors import ConfigError
 from infalign.integrations.estimators import check_version, of_groups
-from infalign.method.by_name import split
+from infalign.method.by_name import by_name, split
 from infalign.method.group_advantages import advantages
 from infalign.method.reward import rewards_of
 
@@ -20,9 +20,10 @@ def _called_by_trl(reward: Any) -> Any:
     """Return a reward function of any form as one of TRL's; a model, or the name of one, as it is."""
     if isinstance(reward, str | torch.nn.Module):
         return reward
+    named = by_name(reward)  # fails now, not after the first responses
 
     def called(prompts: list[Any], completions: list[Any], **passed: Any) -> list[float]:
-        return rewards_of(reward, prompts, completions, *split(passed), may_lack=True).tolist()
+        return rewards_of(named, prompts, completions, *split(passed), may_lack=True).tolist()
 
     called.__name__ = getattr(reward, "__name__", type(reward).__name__)
     return called

@@ -155,6 +155,11 @@ class ByName(UserReward):
         return form or (TRL if "completion_ids" in self._parameters else None)
 
 
+def by_name(reward: Callable[..., Any]) -> UserReward:
+    """Return what calls a reward by the names of its parameters. Raises ConfigError for what is of no form."""
+    return reward if isinstance(reward, UserReward) else ByName(reward)
+
+
 def columns_of(rows: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
     """Return the columns of rows, with `ABSENT` where a row lacks one."""
     names = dict.fromkeys(name for row in rows for name in row)

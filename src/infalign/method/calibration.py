@@ -46,7 +46,7 @@ def not_finite(rows: Sequence[Array]) -> str | None:
     if prompt is None:
         return None
     odd = rows[prompt][~np.isfinite(rows[prompt])][0]
-    return f"{odd} for prompt {prompt}; leave out the prompts whose rewards a function returned as None"
+    return f"{odd} for prompt {prompt}; score it again, or leave it out"
 
 
 def reward_table(rewards_PK: Any) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 
 from infalign.core.errors import DataError
 from infalign.core.user_code import user_code
-from infalign.method.by_name import TRL, ByName, UserReward, columns_of, split
+from infalign.method.by_name import TRL, by_name, columns_of, split
 from infalign.method.calibration import Array, as_rewards, calibrate, not_a_number, snap_to_references
 from infalign.method.shapings import Shaping, as_shaping
 from infalign.method.transforms import Transformation
@@ -52,8 +52,7 @@ class CalibratedReward:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shaping", as_shaping(self.shaping))
-        if not isinstance(self.reward, UserReward):
-            ByName(self.reward)
+        by_name(self.reward)
 
     @property
     def __name__(self) -> str:  # TRL logs the reward under this name
@@ -147,9 +146,8 @@ def rewards_of(
     Raises DataError for what is no finite number.
     """
     responses = [spoken_text(row, completion) for row, completion in enumerate(completions)]
-    by_name = reward if isinstance(reward, UserReward) else ByName(reward)
     given = {TRL: completions, **(given or {})}
-    called = partial(by_name, columns=columns, given=given | {TRL: deepcopy(given[TRL])})
+    called = partial(by_name(reward), columns=columns, given=given | {TRL: deepcopy(given[TRL])})
     name = "the reward function"
     values = one_for_each(ask(called, prompts, responses, name=name), len(responses), name)
     for row, value in enumerate(values):

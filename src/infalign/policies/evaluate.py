@@ -27,7 +27,7 @@ from infalign.models.tokenizers import check_same_tokens
 from infalign.policies.score import score
 from infalign.rewards.sources import AnyReward
 from infalign.sampling.prompts import repeated
-from infalign.sampling.sample import AnyPrompts, Rollouts, rows_of, sample
+from infalign.sampling.sample import AnyPrompts, Rollouts, prompt_rows, sample
 
 KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times as many hardly narrow the interval
 
@@ -80,7 +80,7 @@ def evaluate(
     """
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     models = {"policy": Policy.of(policy), "reference": Policy.of(reference)}
-    tokenizer, asked, seed = models["reference"].tokenizer, rows_of(prompts), drawing.pop("seed", 0)
+    tokenizer, asked, seed = models["reference"].tokenizer, prompt_rows(prompts), drawing.pop("seed", 0)
     check_same_tokens(models["policy"].tokenizer, tokenizer, model_name(policy))
     drawn, rewards = dict[str, Rollouts](), dict[str, Array]()
     for name, model in models.items():

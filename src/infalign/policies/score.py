@@ -22,7 +22,7 @@ from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_to
 from infalign.rewards.sources import AnyReward, load_reward
 from infalign.sampling.prompts import repeated
-from infalign.sampling.sample import AnyPrompts, Rollouts, read_prompts, rows_of, sample
+from infalign.sampling.sample import AnyPrompts, Rollouts, prompt_rows, read_prompts, sample
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -74,7 +74,7 @@ def calibrate_prompts(
     """
     from datasets import Dataset
 
-    given: Any = prompts if isinstance(prompts, Dataset) else rows_of(prompts)
+    given: Any = prompts if isinstance(prompts, Dataset) else prompt_rows(prompts)
     asked = [*prompts_of(read_prompts(given))]
     if isinstance(given, list):
         rows = [{**row, "prompt": one} for row, one in zip(given, asked, strict=True)]

@@ -153,14 +153,14 @@ def sample(
 
 def read_prompts(prompts: AnyPrompts) -> pa.Table:
     """Return prompts as the table `Rollouts.asked`, without token ids. Raises DataError for what is no prompt."""
-    examples = [parse_example(row, f"prompt {place}") for place, row in enumerate(rows_of(prompts))]
+    examples = [parse_example(row, f"prompt {place}") for place, row in enumerate(prompt_rows(prompts))]
     if not examples:
         raise DataError("there are no prompts; give at least one")
     table = to_table(examples).select(["prompt", "columns"])
     return table.add_column(0, "prompt_id", pa.array([e.prompt_id for e in examples], pa.string()))
 
 
-def rows_of(prompts: AnyPrompts) -> list[Any]:
+def prompt_rows(prompts: AnyPrompts) -> list[Any]:
     """Return prompts as rows, texts and conversations as their ``prompt``. Raises DataError for what is no list."""
     if isinstance(prompts, str | Mapping) or hasattr(prompts, "iterrows"):
         raise DataError(

@@ -4,6 +4,7 @@ Its ``KNOWN_BY`` are names in the first object of a file, columns, or an ending,
 ``read(path, score, note)`` yields the samples with the named score, and notes what it assumes.
 """
 
+import json
 import math
 import re
 from collections import Counter
@@ -19,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infalign.core.errors import ConfigError, DataError, InfalignError, first_line
-from infalign.core.storage import to_json
 from infalign.data.files import READERS as FORMATS
 from infalign.data.files import read_rows
 from infalign.evaluation.reward_tables import Labels, RewardTable, joined
@@ -156,7 +156,7 @@ def _scored(samples: Sequence[Sample], check: Callable[..., Any], note: Note) ->
 
     said = [sample for sample in samples if sample.text is not None]
     prompts = [[{"role": "user", "content": s.asked}] if isinstance(s.asked, str) else s.asked for s in said]
-    columns = [to_json(dict(sample.about)) for sample in said]
+    columns = [json.dumps(dict(sample.about), default=str) for sample in said]
     name = getattr(check, "__name__", "the checker")
     given = iter(score(ByName(check), prompts, [s.text or "" for s in said], columns=columns, name=name).tolist())
     rewards = [None if s.text is None or math.isnan(reward := next(given)) else reward for s in samples]
