@@ -223,6 +223,7 @@ def test_part_of_a_run_has_a_dry_run(tmp_path: Path) -> None:
         ({"gold": {"url": "http://127.0.0.1:9/x", "api_key_env": "INFALIGN_NO_KEY"}}, "INFALIGN_NO_KEY"),
         ({"judge": {"model": "./nowhere"}}, r"judge\.model: the folder \./nowhere does not exist"),
         ({"gold": {"function": "micro:absent"}}, "micro has no function absent"),
+        ({"gold": {"function": "trl.rewards:accuracy_reward"}}, "needs the column solution, which is missing in every"),
         ({"run_dir": "/dev/null"}, "/dev/null is not a folder"),
         ({"data": {"sources": [{"world": 5}], "max_prompt_tokens": 180}}, "only 0 test prompts .* needs at least 4"),
     ],

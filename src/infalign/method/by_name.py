@@ -54,7 +54,7 @@ class ByName(UserReward):
             raise ConfigError(f"a reward function is needed, found {self.function!r}; import it, and give it itself")
         if self._form is None:
             raise ConfigError(
-                f"{self.name} takes ({', '.join(self._parameters)}); a reward function must take (prompts, "
+                f"{self.name} takes ({', '.join(self.parameters)}); a reward function must take (prompts, "
                 "responses), TRL's (prompts, completions) or verl's (data_source, solution_str, ground_truth, "
                 "extra_info); further parameters are columns of the data"
             )
@@ -71,13 +71,10 @@ class ByName(UserReward):
         ``given`` is what a trainer gives besides: `TRAINER`, and ``completions`` as it has them. Raises DataError for a
         column that the function needs and that rows lack, ConfigError for an argument that only TRL gives.
         """
-        kept = {name: values for name, values in (columns or {}).items() if name not in GIVEN}
-        for name in (columns or {}).keys() - kept.keys():
+        for name in (columns or {}).keys() & GIVEN.keys():
             warn_of_column(name)
-        if self._form == VERL:
-            kept = _as_verl(kept, len(responses))
         arguments = self._arguments(prompts, responses, given or {})
-        self._check(kept, arguments, prompts)
+        kept = self._checked(columns or {}, arguments, prompts)
         lists = {name: [None if value is ABSENT else value for value in values] for name, values in kept.items()}
         if self._form == VERL:
             lists |= arguments
@@ -85,6 +82,10 @@ class ByName(UserReward):
             given_by = map(self._called, rows)  # numbers, or dicts with the key score
             return [self._score(result) if isinstance(result, Mapping) else result for result in given_by]
         return self._called(lists | arguments)
+
+    def check(self, prompts: Sequence[Any], columns: Mapping[str, Sequence[object]]) -> None:
+        """Raise as a call for these rows does before the function itself is called."""
+        self._checked(columns, self._arguments(prompts, [], {}), prompts)
 
     def _score(self, result: Mapping[str, Any]) -> Any:
         if "score" not in result:
@@ -101,12 +102,12 @@ class ByName(UserReward):
             own, others = {**given, **asked, TRL: said}, {**UNLOGGED, **texts}
         else:
             own, others = {**asked, **texts}, {**UNLOGGED, **given}
-        return {name: value for name, value in others.items() if name in self._parameters} | own
+        return {name: value for name, value in others.items() if name in self.parameters} | own
 
     def _called(self, given: dict[str, Any]) -> Any:
         """Return the result of the function for what it takes of ``given``; an asynchronous one runs to its end."""
-        takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self._parameters.values())
-        result = self.function(**{n: value for n, value in given.items() if takes_all or n in self._parameters})
+        takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in self.parameters.values())
+        result = self.function(**{n: value for n, value in given.items() if takes_all or n in self.parameters})
         if not isawaitable(result):
             return result
         try:
@@ -116,10 +117,16 @@ class ByName(UserReward):
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, awaited(result)).result()
 
-    def _check(self, columns: Mapping[str, Sequence[object]], given: Collection[str], prompts: Sequence[Any]) -> None:
+    def _checked(
+        self, columns: Mapping[str, Sequence[object]], given: Collection[str], prompts: Sequence[Any]
+    ) -> dict[str, Sequence[object]]:
+        """Return the columns as the function may take them. Raises as a call."""
+        kept = {name: values for name, values in columns.items() if name not in GIVEN}
+        if self._form == VERL:
+            kept = _as_verl(kept, len(prompts))
         needed = [
             parameter.name
-            for parameter in self._parameters.values()
+            for parameter in self.parameters.values()
             if parameter.default is Parameter.empty
             and parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
             and parameter.name not in given
@@ -128,14 +135,15 @@ class ByName(UserReward):
             if name in GIVEN:
                 where = "exists only inside TRL" if name in TRAINER else "is an argument of another form"
                 raise ConfigError(f"{self.name} needs {name}, which {where}; give it a default, or remove it")
-            rows = [row for row, value in enumerate(columns.get(name, ())) if value is ABSENT]
-            if name not in columns or rows:
-                others = sorted(columns.keys() - {name})
+            rows = [row for row, value in enumerate(kept.get(name, ())) if value is ABSENT]
+            if name not in kept or rows:
+                others = sorted(kept.keys() - {name})
                 some = f"{len(rows)} of {len(prompts)} rows, first in {_row(rows[0], prompts)}" if rows else "every row"
                 raise DataError(
                     f"{self.name} needs the column {name}, which is missing in {some}; there are "
                     f"{', '.join(others) or 'no columns'}{did_you_mean(name, others, after='; ')}"
                 )
+        return kept
 
     @property
     def name(self) -> str:
@@ -143,7 +151,8 @@ class ByName(UserReward):
         return f"the reward function {getattr(self.function, '__name__', type(self.function).__name__)}"
 
     @cached_property
-    def _parameters(self) -> Mapping[str, Parameter]:
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The parameters of the function, by name. Raises ConfigError where they cannot be read."""
         try:
             return signature(self.function).parameters
         except (TypeError, ValueError) as error:
@@ -151,8 +160,8 @@ class ByName(UserReward):
 
     @cached_property
     def _form(self) -> str | None:
-        form = next((form for form in (TRL, VERL, OWN) if form in self._parameters), None)
-        return form or (TRL if "completion_ids" in self._parameters else None)
+        form = next((form for form in (TRL, VERL, OWN) if form in self.parameters), None)
+        return form or (TRL if "completion_ids" in self.parameters else None)
 
 
 def by_name(reward: Callable[..., Any]) -> UserReward:

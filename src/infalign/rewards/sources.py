@@ -1,6 +1,6 @@
 """The rewards of a run: for each one its source, its model folder and its stored rewards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from infalign.core.progress import OnProgress
 from infalign.core.storage import hash_file
 from infalign.core.user_code import function_name, import_function, source_file
 from infalign.data.examples import Example, to_table
-from infalign.method.by_name import ByName, UserReward
+from infalign.method.by_name import ByName, UserReward, columns_of
 from infalign.method.calibration import Array
 from infalign.models.conversion import PACKAGE, locate_model
 from infalign.models.pretrained import model_digest
@@ -48,6 +48,12 @@ def function_reward(spec: str, seconds: float | None = None) -> ByName:
     function = ByName(import_function(spec))
     may_hang = seconds or spec in MAY_HANG or isinstance(function.function, Limited)
     return ByName(_limited(function.function, spec, seconds or SECONDS)) if may_hang else function
+
+
+def check_columns(functions: Iterable[ByName], examples: Sequence[Example]) -> None:
+    """Raise DataError if rows of data lack a column that a reward function needs."""
+    for function in functions if examples else ():
+        function.check([e.prompt for e in examples], columns_of([e.columns for e in examples]))
 
 
 def score_examples(function: ByName, name: str, examples: Sequence[Example], responses: list[str]) -> Array:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from infalign.core.user_code import import_function
 from infalign.data.examples import Example, to_table
 from infalign.data.messages import to_text
 from infalign.data.sources import drop_groups, read_examples, split_by_group
-from infalign.method.by_name import GIVEN
+from infalign.method.by_name import GIVEN, ByName
 from infalign.models.conversations import find_refused, marked_text, prompt_ids_or_errors, spells_control, training_ids
 from infalign.models.settings import PolicyModel
 from infalign.models.tokenizers import check_response_end, load_tokenizer
@@ -23,6 +22,7 @@ from infalign.pipeline.records import record_path
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
+from infalign.rewards.sources import check_columns
 from infalign.steps.run import Run
 
 HELD_OUT_PAIRS = 512
@@ -96,12 +96,14 @@ def prepare_data(recipe: Recipe, layout: Layout, date: str | None, *, on_progres
 
     tokenizer = make_tokenizer(recipe.policy, date, splits.train)
     asked = _ask(tokenizer, [*examples, *test])
-    functions = [import_function(source.function) for source in recipe.rewards.values() if source.function]
-    read = {"tools", *(name for function in functions for name in signature(function).parameters)}
+    functions = [ByName(import_function(source.function)) for source in recipe.rewards.values() if source.function]
+    read = {"tools", *(name for function in functions for name in function.parameters)}
     if refused := _refused(tokenizer, asked, [*examples, *test], read, skip_invalid=data.skip_invalid):
         skipped += refused.values()
         examples, test = ([e for e in rows if e.where not in refused] for rows in (examples, test))
         splits = split(recipe, examples, test)
+    for rows in splits.asking.values():
+        check_columns(functions, rows)
     most = data.max_prompt_tokens
     prompts = {name: _distinct_prompts(rows, asked, most) for name, rows in splits.asking.items()}
     for name, (short, _) in prompts.items():

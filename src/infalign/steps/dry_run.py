@@ -26,7 +26,7 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
 from infalign.rewards.settings import RewardSource
-from infalign.rewards.sources import function_reward, score_examples
+from infalign.rewards.sources import check_columns, function_reward, score_examples
 from infalign.steps.checks import check_setup
 from infalign.steps.data import check_prompts, training_example
 from infalign.steps.run import Run
@@ -61,6 +61,7 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
         warn(console, warning)
     unchecked, counts, examples = _count_data(run, console)
     unchecked += check_setup(recipe)
+    check_columns([function_reward(s.function) for s in recipe.rewards.values() if s.function], examples)
     for name in ("train", "test") if counts.rows else ():
         there, too_long = counts.rows[f"{name}_prompts"], counts.rows[f"{name}_prompts_too_long"]
         check_prompts(name, there and there + too_long, recipe.data.max_prompt_tokens)  # by estimated lengths
