@@ -6,6 +6,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
+import micro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from infalign import optimum, pass_at_k, read_rewards
 from infalign.core.display import style
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Confidence, estimate_difference, estimate_share
-from infalign.evaluation.measures import Measuring, measure, over_k, paired_differences
+from infalign.evaluation.measures import Measuring, measure, measure_all, over_k, paired_differences
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.reward_tables import RewardTable, joined
 from infalign.evaluation.table_files import Reading, read_reward_table
@@ -78,6 +79,10 @@ def test_what_cannot_be_measured_is_named() -> None:
         Metric.parse("best@8")
     with pytest.raises(DataError, match="maj@2 needs a column answer"):
         Metric.parse("maj@2").of_prompts(CORRECT)
+    rewards, given = [[1, 0], [1, 1]], [["4", "4"], ["5", "5"]]
+    with pytest.raises(DataError, match="it is the right answer, not the responses'; choose: --columns answer=NAME"):
+        measure(RewardTable.of(rewards, given), ["maj@2"])
+    assert measure(RewardTable.of([[1, 1], [0, 0]], given), ["maj@2"])[0]["mean"] == pytest.approx(0.5)
 
 
 def test_pass_at_k_of_prompts_with_different_numbers_of_responses() -> None:
@@ -122,6 +127,8 @@ def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:
         read_reward_table(both)
     chosen = read_reward_table(both, Reading({"prompt": "problem", "model": "temperature"}))
     assert list(means(chosen)) == ["1"]
+    words = ("win-rate", "--policy", tmp_path / "t.csv", "--base", tmp_path / "t.csv", "--procedure", "standard")
+    assert "50.0" in micro.answer(*words, "--columns", "prompt=problem,reward=score,model=temperature")
     with pytest.raises(DataError, match="no column grade for reward; there are problem, model, score, temperature"):
         read_reward_table(tmp_path / "t.csv", Reading({"reward": "grade"}))
     with pytest.raises(DataError, match="no column topic; there are problem, model, score, temperature"):
@@ -239,6 +246,8 @@ def test_prompts_are_measured_by_a_column_and_against_a_model(tmp_path: Path) ->
     assert [(r["model"], r["against"], r["mean"]) for r in pairs] == [("a", "b", 0.0), ("c", "b", 0.0)]
     with pytest.raises(ConfigError, match="no model is named 'd'; the table has a, b, c"):
         paired_differences(table, ["pass@1"], against="d")
+    with pytest.raises(ConfigError, match="'model' is the only model of the table"):
+        measure_all(RewardTable.of([[1], [0]]), ["pass@1"], Measuring(), "model")
     assert over_k(table) == over_k(table, how=how) == ["pass@1", "pass@2"]
     with pytest.raises(DataError, match="prompt_id p0: an interval needs at least 2 prompts, found 1"):
         measure(replace(table, columns={"prompt_id": table.prompts}), ["pass@1"], Measuring(by="prompt_id"))

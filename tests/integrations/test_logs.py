@@ -14,7 +14,8 @@ import pytest
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.measures import measure
-from infalign.integrations.logs import Log, read_log
+from infalign.evaluation.table_files import Reading
+from infalign.integrations.logs import Log, read_log, read_rewards
 
 HERE = Path(__file__).parents[1] / "logs"
 LM_EVAL = HERE / "lm_eval" / "output" / "lucky-1b"
@@ -175,6 +176,8 @@ def test_dumps_of_verl_give_its_mean_of_each_step(name: str) -> None:
         assert [len(row) for row in rewards.values()] == [4, 4, 4]
         assert np.mean(list(rewards.values())) == pytest.approx(own[name]["mean@4"])
     assert any("equal input" in note for note in log.notes)
+    table = read_rewards(VALIDATION / "0.jsonl", reading=Reading({"prompt": "input", "reward": name, "model": "step"}))
+    assert list(table.models.names) == ["0"]  # whose columns are named is a table
 
 
 def test_pass_at_4_is_what_verl_calls_best_at_4_without_its_bias() -> None:

@@ -1,12 +1,12 @@
 """The command that measures pass@k on tables of rewards from any source, and compares models."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import WHOLE, AsJson, new_file, open_console, print_json
+from infalign.cli.options import WHOLE, AsJson, Columns, Missing, new_file, open_console, print_json, read_columns
 from infalign.core.errors import ConfigError
 
 PASS_AT_K_EPILOGUE = """\
@@ -33,16 +33,14 @@ share. --worth: what training for pass@k on these responses could gain.
 def pass_at_k(
     *files: Annotated[Path, Parameter(help="Logs, folders of logs, or tables: .parquet, .csv, .jsonl.")],
     metric: Annotated[list[str], Parameter(help="pass@8, pass^4, maj@5, avg@16, best-of-4. Repeatable.")] | None = None,
-    columns: Annotated[str, Parameter(help="Which column is what: prompt=problem,reward=score_*,model=name.")] = "",
+    columns: Columns = "",
     score: Annotated[str | None, Parameter(help="Which of several scorers or metrics of a log.")] = None,
     check: Annotated[str | None, Parameter(help="Score the texts of a log by my_checker.py:check.")] = None,
     by: Annotated[str | None, Parameter(help="Measure the values of this column apart.")] = None,
     cluster: Annotated[str | None, Parameter(help="Prompts with one value are variants: intervals over these.")] = None,
     against: Annotated[str | None, Parameter(help="Compare with this model only.")] = None,
     threshold: Annotated[float | None, Parameter(help="A response with at least this reward is right.")] = None,
-    missing: Annotated[
-        Literal["refuse", "omit", "wrong"], Parameter(help="What to do with samples without a reward.")
-    ] = "refuse",
+    missing: Missing = "refuse",
     worth: Annotated[str | None, Parameter(help="KL budgets in nats: what training could gain, 0.05,0.1.")] = None,
     plot: Annotated[Path | None, Parameter(help="Write a figure, .png or .svg, or a page, .html.")] = None,
     confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
@@ -61,14 +59,11 @@ def pass_at_k(
     if not files:
         raise ConfigError("give logs or tables: infalign pass-at-k samples.csv")
     file = None if plot is None else new_file(plot, *ENDINGS)
-    choices = [choice.partition("=")[::2] for choice in columns.split(",") if choice]
-    if len(chosen := dict(choices)) < len(choices):
-        raise ConfigError(f"--columns names a role twice: {columns}; several columns are a pattern, reward=sample_*")
     try:
         budgets = sorted({float(kl) for kl in worth.split(",")}) if worth is not None else []
     except ValueError as error:
         raise ConfigError(f"--worth takes KL budgets such as 0.05,0.1; found {worth!r}") from error
-    reading = Reading(chosen, [name for name in (by, cluster) if name], missing)
+    reading = Reading(read_columns(columns), [name for name in (by, cluster) if name], missing)
     if check is not None:
         end_after_signal()
     checker = None if check is None else import_function(check)

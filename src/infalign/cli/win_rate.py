@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import WHOLE, AsJson, BaseName, open_console, print_json
+from infalign.cli.options import WHOLE, AsJson, BaseName, Columns, Missing, open_console, print_json, read_columns
 
 WIN_RATE_EPILOGUE = """\
 Examples:
@@ -28,16 +28,19 @@ def win_rate(
     procedure: Annotated[list[str], Parameter(help="standard, best-of-4, worst-of-4, rewind:0.85:32, ... Repeatable.")],
     base_procedure: BaseName = None,
     common_prompts: Annotated[bool, Parameter(help="Leave out prompts of only one table.")] = False,
+    columns: Columns = "",
+    missing: Missing = "refuse",
     confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
     seed: Annotated[int, WHOLE, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure inference-time win rates on two tables of rewards."""
     from infalign.evaluation.pairing import pair
-    from infalign.evaluation.table_files import read_reward_table
+    from infalign.evaluation.table_files import Reading, read_reward_table
     from infalign.evaluation.tables import compare_tables, print_comparison
 
-    pairing = pair(read_reward_table(policy), read_reward_table(base), common_prompts=common_prompts, seed=seed)
+    ours, theirs = (read_reward_table(path, Reading(read_columns(columns), (), missing)) for path in (policy, base))
+    pairing = pair(ours, theirs, common_prompts=common_prompts, seed=seed)
     records = compare_tables(pairing, procedure, base_procedure=base_procedure, confidence=confidence, seed=seed)
     if as_json:
         print_json(records if len(records) > 1 else records[0])

@@ -91,13 +91,12 @@ class Part:
             return None
         labels = _complete(self.table, self.how.cluster)
         codes = labels.codes[self.groups.order]
-        ends = np.maximum.reduceat(codes, self.groups.starts), np.minimum.reduceat(codes, self.groups.starts)
-        if (differ := ends[0] != ends[1]).any():
+        if (differ := self._differ(codes)).any():
             prompt = self.table.prompts.names[self.groups.prompts[differ.argmax()]]
             raise DataError(
                 f"column {self.how.cluster} has several values for prompt {prompt!r}; a cluster has prompts"
             )
-        return ends[0]
+        return codes[self.groups.starts]
 
     def right(self) -> Array:
         """Return how many responses are right, (G,). Raises DataError for rewards that are not 0 or 1."""
@@ -115,7 +114,13 @@ class Part:
         answers = None
         if votes_count:  # answers are compared as numbers if all are, else as text
             labels = self.table.column("answer")
-            answers = np.array([*votes(labels.names), np.nan])[labels.codes][groups.order]
+            codes = labels.codes[groups.order]
+            answers = np.array([*votes(labels.names), np.nan])[codes]
+            if not self._differ(codes).any() and self._differ(self.rewards).any():
+                raise DataError(
+                    "column answer has one value for each prompt, and their rewards differ: it is the right answer, "
+                    "not the responses'; choose: --columns answer=NAME"
+                )
         values_G = np.empty(groups.sizes.size)
         for size in np.unique(groups.sizes):
             own = np.flatnonzero(groups.sizes == size)
@@ -128,6 +133,11 @@ class Part:
                 rows_GM = groups.starts[some][:, None] + np.arange(size)
                 values_G[some] = metric.of_prompts(self.rewards[rows_GM], None if answers is None else answers[rows_GM])
         return values_G
+
+    def _differ(self, values: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return for which prompts of each model the values of their responses differ, (G,)."""
+        starts = self.groups.starts
+        return np.asarray(np.maximum.reduceat(values, starts) != np.minimum.reduceat(values, starts))
 
     def about(self, metric: Metric, prompts: int) -> Record:
         """Return what a record of a metric says besides its values."""
@@ -229,6 +239,8 @@ def paired_differences(
     names = list(table.models.names)
     if against is not None and against not in names:
         raise ConfigError(f"no model is named {against!r}; the table has {', '.join(names)}")
+    if against is not None and len(names) == 1:
+        raise ConfigError(f"{against!r} is the only model of the table; give another to compare it with")
     other = against or names[0]
     pairs = [(name, first) for first, name in combinations(names, 2)]
     if against is not None or len(names) > ALL_PAIRS:
@@ -261,7 +273,7 @@ def measure_all(
     """Return what `measure` finds and, for several models and where there is a measurement, `paired_differences`."""
     records = measure(table, metrics, how)
     measured = [m for m in metrics if all(r["claim"] == "unbiased" for r in records if r["metric"] == m)]
-    several = len(table.models.names) > 1
+    several = len(table.models.names) > 1 or against is not None
     apart = paired_differences(table, measured, how, against=against) if several else []
     return {"metrics": records, "differences": apart}
 

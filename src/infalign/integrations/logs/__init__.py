@@ -103,7 +103,8 @@ def read_rewards(
     reading = reading or Reading()
     tables = []
     for path in map(Path, paths):
-        log = read_log(path, score=score, check=check)
+        named = reading.columns and path.name.endswith(tuple(FORMATS))  # so it is a table, whatever it looks like
+        log = None if named else read_log(path, score=score, check=check)
         if log is None and (score or check or path.is_dir()):
             only = "give the files of tables" if path.is_dir() else "a score or checker is for these only"
             raise ConfigError(f"{path} is no log of {', '.join(READERS)}; {only}")
