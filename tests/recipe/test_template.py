@@ -110,6 +110,12 @@ def test_data_without_pairs_needs_a_reward_and_has_no_judge(main: Any, project: 
     assert said in micro.refusal("init", "--data", "told.jsonl", "--policy", "./model")
     assert main("init", "--data", "told.jsonl", "--policy", "./model", "--reward", "my_reward.py:score")[0] == 0
     assert load_recipe("recipe.yaml").judge is None
+    Path("A/told").mkdir(parents=True)  # what the hub has under this id, with an invalid row
+    Path("A/told/train.jsonl").write_text(f"{Path('told.jsonl').read_text()}{{}}\n")
+    words = ("init", "--data", "A/told", "--policy", "./model", "--reward", "my_reward.py:score", "--out", "hub.yaml")
+    assert main(*words)[0] == 0
+    recipe = load_recipe("hub.yaml")
+    assert (recipe.judge, recipe.data.sources[0].hub.id) == (None, "A/told")
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from io import StringIO
-from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -18,9 +17,10 @@ from infalign.core.errors import ConfigError
 from infalign.core.spelling import listed_names
 from infalign.core.storage import write_text
 from infalign.core.user_code import is_file
-from infalign.data.examples import Example, parse_example
-from infalign.data.files import READERS, read_rows
+from infalign.data.examples import Example
+from infalign.data.files import READERS
 from infalign.data.messages import to_text
+from infalign.data.sources import Data, read_examples
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import is_extreme, respelled, rewinds
@@ -54,10 +54,8 @@ def write_first_recipe(
     yaml.width = 200
     template = (FOLDER / ("scratch.yaml" if policy == "scratch" else "pretrained.yaml")).read_text(encoding="utf-8")
     recipe: Any = yaml.load(template if reward is None else re.sub("(#.*\n)+(?=reward:)", "", template))
-    is_file_name = "path" in sources["sources"][0]
-    rows = islice(read_rows(data), LOOKED_AT) if is_file_name else ()
-    examples = [parse_example(row, where) for where, row in rows]
-    has_pairs = not is_file_name or any(example.rejected is not None for example in examples)
+    examples = _first_rows(sources["sources"][0], reward)
+    has_pairs = not examples or any(example.rejected is not None for example in examples)
     others = listed_names(sorted({name for example in examples for name in example.columns}), 12) or "none"
     recipe["run_dir"], recipe["procedure"] = f"runs/{path.stem}", respelled(procedure, partial(_from, path))
     for key, value in reversed(sources.items()):
@@ -113,10 +111,18 @@ def _sources(data: str) -> dict[str, Any]:
     """Return the section ``data`` of a recipe for the built-in world, a file or a hub id."""
     if data == "world":
         return {"sources": [{"world": 2000}]}
-    is_file_name = data.startswith(".") or data.endswith((*READERS,)) or Path(data).exists()
+    is_file_name = data.startswith(".") or data.endswith((*READERS,)) or Path(data).is_file()
     if not is_file_name and is_hub_id(data) and "/" in data:
         return {"sources": [{"hub": {"id": data, "split": "train"}}]}
     return {"sources": [{"path": data}]}
+
+
+def _first_rows(source: Mapping[str, Any], reward: str | None) -> list[Example]:
+    """Return valid rows of a file, or for a reward's sake of the hub, else none."""
+    if "path" not in source and ("hub" not in source or reward is None):
+        return []
+    data = Data.model_validate({"sources": [{**source, "limit": LOOKED_AT}], "skip_invalid": True})
+    return read_examples(data, data.sources, seed=0)[0]
 
 
 def _is_checker(function: str, examples: Sequence[Example]) -> bool:
