@@ -12,6 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from faults.server import RolloutServer
+from rows import user
 from tiny_models import tiny
 from transformers import AutoModelForSequenceClassification
 
@@ -24,6 +25,7 @@ from infalign.models.scratch import new_policy, train_tokenizer
 from infalign.models.settings import Compute, Scratch
 from infalign.sampling.prompts import Prompts, Sampler
 from infalign.sampling.rollouts import read_rollouts
+from infalign.sampling.sample import prompt_rows
 from infalign.sampling.settings import KINDS
 
 PROMPTS = [
@@ -177,6 +179,12 @@ def test_what_is_no_list_of_prompts_is_refused(model: str, odd: Any) -> None:
             ask(model, odd, lambda responses: [0.0] * len(responses))
     with pytest.raises(DataError, match="values of several types"):
         calibrate_prompts(model, [{"prompt": "a", "x": 1}, {"prompt": "b", "x": "1"}], lambda responses: [0])
+
+
+def test_rows_of_a_data_set_are_those_of_its_file() -> None:
+    """`datasets` gives every object the fields of all others, as None."""
+    rows = [{"prompt": [user("a")], "of": {"x": 1}}, {"prompt": [user("b") | {"name": "B"}], "of": {"y": None}}]
+    assert prompt_rows(Dataset.from_list(rows)) == [rows[0], rows[1] | {"of": {}}]
 
 
 def test_kl_and_win_rates_are_those_of_the_enumerated_responses(model: str) -> None:

@@ -56,6 +56,10 @@ def test_prompts_come_from_everywhere(trained_run: Path, tmp_path: Path, monkeyp
     assert found == generated(trained_run)
     assert [answer["prompt"][0]["content"] for answer in found] == PROMPTS
     assert found[0]["answer"] != found[2]["answer"]
+    tools = written(tmp_path / "tools.jsonl", [{"prompt": PROMPTS[0], "tools": "[{"}])
+    assert "tools.jsonl line 1: column tools is not JSON" in micro.refusal(
+        "generate", trained_run, "--input", tools, code=3
+    )
 
 
 def test_a_checker_or_a_vote_chooses_the_answer(trained_run: Path, tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
             raise DataError(f"cannot read {path}: {error.strerror}") from error
     questions = []
     for where, row in rows:
-        others = {name: value for name, value in row.items() if name != "prompt"}
-        questions.append(([*parse_prompt(row, where)], json.dumps(others, default=str)))
+        asked = parse_prompt(row, where)
+        questions.append(([*asked.prompt], json.dumps(asked.columns, default=str)))
     if not questions:
         raise DataError(f"{path or 'standard input'} has no prompts; write one per line")
     return questions

@@ -198,22 +198,30 @@ def parse_example(row: Mapping[str, Any], where: str) -> Example:
             rejected = _check_reply(rejected, "rejected response")
             if chosen == rejected:
                 raise DataError("the chosen and the rejected response are identical")
-        columns = {name: value for name, value in row.items() if name not in fields.read}
-        if isinstance(tools := columns.get("tools"), str):
-            columns["tools"] = read_json(tools, "tools")
+        columns = _others(row, fields)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     return Example(_without_weights(prompt), chosen, rejected, where, columns)
 
 
-def parse_prompt(row: Mapping[str, Any], where: str) -> Conversation:
-    """Return the prompt that ``row`` holds as its column ``prompt``, text or messages; raises as `parse_example`."""
+def parse_prompt(row: Mapping[str, Any], where: str) -> Example:
+    """Return the prompt alone that ``row`` holds, text or messages, and all its other columns; as `parse_example`."""
+    fields = _Row(row)
     try:
-        prompt = _prompt(_Row(row))
+        prompt = _prompt(fields)
         _check_prompt(prompt)
+        columns = _others(row, fields)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
-    return prompt
+    return Example(prompt, (), None, where, columns)
+
+
+def _others(row: Mapping[str, Any], fields: _Row) -> dict[str, Any]:
+    """Return the columns of a row that its form does not define."""
+    columns = {name: value for name, value in row.items() if name not in fields.read}
+    if isinstance(tools := columns.get("tools"), str):
+        columns["tools"] = read_json(tools, "tools")
+    return columns
 
 
 def _check_prompt(prompt: Conversation) -> None:

@@ -20,6 +20,7 @@ from infalign.core.settings import explained
 from infalign.core.storage import column_values, read_table, write_table
 from infalign.data.examples import parse_example, to_table
 from infalign.data.messages import prompts_of
+from infalign.data.parquet import without_nulls
 from infalign.models.conversations import prompt_ids
 from infalign.models.policy import AnyModel, Policy, identity, model_name
 from infalign.models.settings import Compute
@@ -167,7 +168,8 @@ def prompt_rows(prompts: AnyPrompts) -> list[Any]:
             "prompts are a list of texts, of conversations or of rows (of a DataFrame: to_dict('records'); of a "
             "DatasetDict: one of its splits)"
         )
-    return [one if isinstance(one, Mapping) else {"prompt": one} for one in prompts]
+    rows = (one if isinstance(one, Mapping) else {"prompt": one} for one in prompts)
+    return [{name: without_nulls(value) for name, value in row.items()} for row in rows]
 
 
 def check_folder(folder: Path, drawn_with: Mapping[str, Any] | None = None) -> None:

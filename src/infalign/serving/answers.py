@@ -1,6 +1,7 @@
 """One answer: a procedure asks for draws, they are drawn and scored, and it says which of them is served."""
 
 import asyncio
+import json
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -170,12 +171,14 @@ class ServedPolicy:
         *,
         choices: Sequence[int] = (0,),
         columns: str = "{}",
+        tools: Any = None,
     ) -> list[Asked]:
         """Return what is asked, with a random stream of its own for each choice; its length can only be shorter.
 
+        ``tools`` are what the chat template shows, as `models.conversations.prompt_ids` takes those of a prompt.
         Raises DataError for a conversation that the policy cannot answer.
         """
-        (ids,) = prompt_ids(self.tokenizer, [conversation])
+        (ids,) = prompt_ids(self.tokenizer, [conversation], [tools])
         prompt = Prompt(prompt_id(conversation), ids)
         sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, self.max_new_tokens))
         self.draws.check(prompt, sampling)
@@ -270,8 +273,9 @@ async def answer_each(
     choices, sampling = Counter[str](), Sampling(policy.max_new_tokens, seed=seed)
     asked = list[Asked]()
     for conversation, columns in questions:
-        identity = prompt_id(conversation)
-        asked += policy.asked(conversation, policy.procedure, sampling, choices=[choices[identity]], columns=columns)
+        identity, tools = prompt_id(conversation), json.loads(columns).get("tools")
+        chosen = [choices[identity]]
+        asked += policy.asked(conversation, policy.procedure, sampling, choices=chosen, columns=columns, tools=tools)
         choices[identity] += 1
     at_once = asyncio.Semaphore(ANSWERS_AT_ONCE)
 

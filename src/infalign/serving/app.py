@@ -97,7 +97,7 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
 
         def read() -> list[Asked]:
             procedure = desk.procedure(body.model)
-            prompt = [*parse_prompt({"prompt": [turn.model_dump() for turn in body.messages]}, "messages")]
+            prompt = [*parse_prompt({"prompt": [turn.model_dump() for turn in body.messages]}, "messages").prompt]
             columns, choices = json.dumps(body.metadata or {}), range(body.n or 1)
             return policy.asked(prompt, procedure, sampling, choices=choices, columns=columns)
 
