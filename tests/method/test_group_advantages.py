@@ -10,8 +10,9 @@ import torch
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.method.calibration import Array
-from infalign.method.group_advantages import advantages, served_win_rate
+from infalign.method.group_advantages import advantages
 from infalign.method.procedures import BestOfN, WorstOfN
+from infalign.training.solvers.maxk import WinOverServed
 
 POLICY, SIZE = np.array([0.3, 0.1, 0.4, 0.2]), 4
 CHECKED, GRADED = np.array([0.0, 1.0, 0.0, 1.0]), np.array([0.5, 1.0, 0.0, 0.5])  # responses of equal reward tie
@@ -124,8 +125,8 @@ def test_the_win_rate_over_what_is_served_is_the_mean_over_all_sets_of_reference
     for reward in (-1.0, 1.0, 1.5, 9.0):
         served = np.array([extreme(chosen) for chosen in combinations(references, procedure.n)])
         counted = np.mean((reward > served) + 0.5 * (reward == served))
-        assert served_win_rate(reward, references, procedure) == pytest.approx(counted)
+        assert WinOverServed(procedure)(reward, references) == pytest.approx(counted)
     exact = 0.3**procedure.n if isinstance(procedure, BestOfN) else 1 - 0.7**procedure.n
-    assert served_win_rate(5999.5, np.arange(20000.0), procedure) == pytest.approx(exact, abs=2e-4)
+    assert WinOverServed(procedure)(5999.5, np.arange(20000.0)) == pytest.approx(exact, abs=2e-4)
     with pytest.raises(DataError):
-        served_win_rate(0.0, references[: procedure.n - 1], procedure)
+        WinOverServed(procedure)(0.0, references[: procedure.n - 1])

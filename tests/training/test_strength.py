@@ -14,7 +14,7 @@ from jobs import job_in
 
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
-from infalign.method.procedures import BestOfN, RewindAndRepeat, Served, Standard, WorstOfN, is_extreme
+from infalign.method.procedures import BestOfN, Extreme, RewindAndRepeat, Served, Standard, WorstOfN
 from infalign.method.transforms import Exponential
 from infalign.models.pretrained import add_network_guide, load_policy
 from infalign.models.settings import Fit, Lora
@@ -101,7 +101,7 @@ def test_the_gain_is_that_of_what_is_served(procedure: Served, binary: bool) -> 
 
     def served(law: Array) -> Array:
         found, draws = np.zeros(6), min(getattr(procedure, "n", 1), 3)
-        sets = permutations(range(6), draws) if is_extreme(procedure) else product(range(6), repeat=draws)
+        sets = permutations(range(6), draws) if isinstance(procedure, Extreme) else product(range(6), repeat=draws)
         for drawn in sets:
             values = rewards[[*drawn]]
             if isinstance(procedure, RewindAndRepeat):

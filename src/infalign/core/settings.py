@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Union
+from typing import Annotated, Any, Union
 
 from pydantic import (
     BaseModel,
@@ -72,12 +72,6 @@ def _hint(key: str, known: Collection[str]) -> str:
     return f"did you mean `{near}`?" if near else f"known keys: {', '.join(known)}"
 
 
-class Kind(Settings):
-    """Base of settings that are one of several kinds, which one key selects (`one_of`)."""
-
-    discriminator: ClassVar[str] = "kind"  # what messages call such a kind
-
-
 def spelled(parse: Callable[[str], object]) -> tuple[PlainValidator, PlainSerializer]:
     """Return how a setting is read from its spelling by ``parse``, and written; its errors come with the key."""
 
@@ -94,10 +88,10 @@ def spelled(parse: Callable[[str], object]) -> tuple[PlainValidator, PlainSerial
     return PlainValidator(read, json_schema_input_type=str), PlainSerializer(spelling, return_type=str)
 
 
-def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
+def one_of(kinds: Mapping[str, type[Settings]], *, key: str, default: str, what: str) -> Any:
     """Return the type of settings of one of ``kinds``, selected by ``key``, which may be left out for ``default``.
 
-    A key of other kinds is refused with their names.
+    A key of other kinds is refused with their names; ``what`` is what messages call a kind.
     """
 
     def read(value: Any, _: Any) -> Any:
@@ -112,7 +106,7 @@ def one_of(kinds: Mapping[str, type[Kind]], *, key: str, default: str) -> Any:
         for other in given:
             takes = [kind for kind, settings in kinds.items() if other in settings.model_fields]
             if takes and name not in takes:
-                raise ValueError(f"{other} is for the {kinds[name].discriminator} {' or '.join(takes)}, found {name}")
+                raise ValueError(f"{other} is for the {what} {' or '.join(takes)}, found {name}")
         if isinstance(value, tuple(kinds.values())):
             return value
         return kinds[name].model_validate({key: default, **value} if isinstance(value, Mapping) else value)

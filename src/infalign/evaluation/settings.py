@@ -9,10 +9,10 @@ from infalign.core.errors import ConfigError
 from infalign.core.settings import MAX_DRAWS, Count, Settings, spelled
 from infalign.evaluation.win_rates import rewind_samples
 from infalign.method.procedures import (
+    Extreme,
     RewindAndRepeat,
     Served,
     distortion,
-    is_extreme,
     own_spellings,
     parse_procedure,
     rewinds,
@@ -23,10 +23,10 @@ def read_procedure(name: str) -> Served:
     """Return the procedure that a recipe spells. Raises ConfigError for another spelling than its name."""
     procedure = parse_procedure(name)
     distortion(procedure)  # a policy is trained for a law
-    known = "standard" if is_extreme(procedure) and procedure.n == 1 else procedure.name
+    known = "standard" if isinstance(procedure, Extreme) and procedure.n == 1 else procedure.name
     if name != known and not own_spellings(procedure):
         raise ConfigError(f"write the procedure {name} as {known}")
-    return replace(procedure, spelled="") if is_extreme(procedure) else procedure  # a run calls pass@8 best-of-8
+    return replace(procedure, spelled="") if isinstance(procedure, Extreme) else procedure  # pass@8 is best-of-8
 
 
 def read_rewind(name: str) -> RewindAndRepeat:

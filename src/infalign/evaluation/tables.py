@@ -113,24 +113,17 @@ def print_comparison(records: Sequence[Mapping[str, Any]], console: Console) -> 
         f"samples{f' ({left_out:,} prompts in only one table left out)' if left_out else ''}, "
         f"{first['confidence']:.0%} intervals, {first['ties']:.1%} of pairs tie",
     )
-    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "win rate, %": lambda record: share({**record, "mean": record["win_rate"]})
-    }
-    if any(record["length_controlled"] for record in records):
-        columns["at equal length, %"] = lambda record: (
-            share(record["length_controlled"]) if record["length_controlled"] else "–"
-        )
-    if any(record["draws"] for record in records):
-        columns["draws"] = lambda record: "\n".join(
-            f"{model} {amount(draws, digits=1)}" for model, draws in record["draws"].items()
-        )
-    table = plain_table("procedure", breaking=[0])
-    for name in columns:
-        table.add_column(name, no_wrap=True)
+    lengths, draws = (any(record[key] for record in records) for key in ("length_controlled", "draws"))
+    table = plain_table("procedure", "win rate, %", *["at equal length, %"] * lengths, *["draws"] * draws, breaking=[0])
     notes: dict[str, list[str]] = {}
     for record in records:
         served = dict.fromkeys((record["procedure"], record["base_procedure"]))
-        table.add_row(" against ".join(served), *(cell(record) for cell in columns.values()))
+        cells = [share({**record, "mean": record["win_rate"]})]
+        if lengths:
+            cells.append(share(record["length_controlled"]) if record["length_controlled"] else "–")
+        if draws:
+            cells.append("\n".join(f"{model} {amount(e, digits=1)}" for model, e in record["draws"].items()))
+        table.add_row(" against ".join(served), *cells)
         for note in record["notes"]:
             notes.setdefault(note, []).append(record["procedure"])
     console.print(table)

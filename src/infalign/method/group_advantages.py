@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, as_rewards, win
+from infalign.method.calibration import Array, as_rewards
 from infalign.method.procedures import BestOfN, Extreme
 from infalign.method.procedures.extremes import parse
 
@@ -78,16 +78,6 @@ def _maxrl(rewards_GM: Array) -> Array:
 def _grpo(rewards_GM: Array) -> Array:
     spread_G1 = rewards_GM.std(axis=1, ddof=1, keepdims=True)
     return np.asarray((rewards_GM - rewards_GM.mean(axis=1, keepdims=True)) / (spread_G1 + GRPO_EPSILON))
-
-
-def served_win_rate(rewards: ArrayLike, reference_rewards_K: ArrayLike, procedure: Extreme) -> Array:
-    """Return how often each reward beats what ``procedure`` serves of the base policy, shape of ``rewards``.
-
-    Unbiased from K ≥ N reference rewards: the mean over all sets of N of them, ties one half. For exact ranks it is
-    u^N for Best-of-N and 1 − (1 − u)^N for Worst-of-N. Raises DataError for fewer than N rollouts.
-    """
-    rewards, references_K = as_rewards(rewards), as_rewards(reference_rewards_K)
-    return np.asarray(win(rewards[..., None], references_K) @ procedure.weights(references_K[None])[0])
 
 
 def credit(values_PM: Array, procedure: Extreme) -> Array:

@@ -37,14 +37,3 @@ def attending(configs: Sequence[Any], name: str, attend: Callable[..., Any]) -> 
     finally:
         for config, attention in zip(configs, before, strict=True):  # a guide's and its reference's may differ
             config._attn_implementation = attention
-
-
-def unsupported_layers(model: Any) -> str:
-    """Return the kinds of a model's layers whose cache is not every earlier token's keys and values, "" for none."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    if not layers:
-        return "unknown layers"
-    return ", ".join(sorted(layer.__name__ for layer in layers - {DynamicLayer}))

@@ -160,11 +160,6 @@ def generation_of(path: str | Path) -> Any:
         return None
 
 
-def is_classifier(path: str | Path) -> bool:
-    """Return whether a model folder or hub id holds a sequence classifier, whose head is trained."""
-    return any(name.endswith("ForSequenceClassification") for name in config_of(path).architectures or [])
-
-
 def load_classifier(start: str) -> Any:
     """Return a classifier with one output on the model folder or hub id ``start``, its head new if there is none.
 

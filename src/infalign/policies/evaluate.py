@@ -21,7 +21,7 @@ from infalign.evaluation.reward_tables import RewardTable
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.win_rates import win_rates_of
 from infalign.method.calibration import Array
-from infalign.method.procedures import BestOfN, Procedure, Standard, is_extreme, parse_procedure
+from infalign.method.procedures import BestOfN, Extreme, Procedure, Standard, parse_procedure
 from infalign.models.policy import AnyModel, Policy, model_name
 from infalign.models.tokenizers import check_same_tokens
 from infalign.policies.score import score
@@ -121,7 +121,7 @@ def _served(rewards: Mapping[str, Array], procedure: Procedure, intervals: Confi
     """Return what one sample and the procedure serve, by metric."""
     checked = all(np.isin(values, (0.0, 1.0)).all() for values in rewards.values())
     metrics = ["pass@1" if checked else "avg@1"]
-    if is_extreme(procedure) and procedure.n > 1:
+    if isinstance(procedure, Extreme) and procedure.n > 1:
         best, n = isinstance(procedure, BestOfN), procedure.n
         metrics.append(f"pass{'@' if best else '^'}{n}" if checked else f"{'best' if best else 'worst'}-of-{n}")
     measured = measure_all(RewardTable.of(rewards), metrics, Measuring(confidence=intervals), "reference")

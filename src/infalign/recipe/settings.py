@@ -9,7 +9,7 @@ from infalign.core.errors import DataError
 from infalign.core.settings import Name, Settings
 from infalign.data.sources import Data
 from infalign.evaluation.settings import Evaluate, ProcedureSetting
-from infalign.method.procedures import BestOfN, RewindAndRepeat, is_extreme, rewinds
+from infalign.method.procedures import BestOfN, Extreme, RewindAndRepeat, rewinds
 from infalign.models.conversion import locate_model
 from infalign.models.settings import Compute, Model, PolicyModel
 from infalign.rewards.settings import RewardSource
@@ -106,7 +106,7 @@ class Recipe(Settings):
         procedure = self.procedure
         if (self.evaluate.truth or "reward") not in self.rewards:
             raise ValueError(f"evaluate.truth is {self.evaluate.truth}, but the recipe has no {self.evaluate.truth}")
-        if is_extreme(procedure) and procedure.n > self.evaluate.max_n:
+        if isinstance(procedure, Extreme) and procedure.n > self.evaluate.max_n:
             raise ValueError(f"evaluate.max_n ({self.evaluate.max_n}) must be at least the N of {procedure.name}")
         if rewinds(procedure):
             if procedure != self.rewind:

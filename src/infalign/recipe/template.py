@@ -23,7 +23,7 @@ from infalign.data.messages import to_text
 from infalign.data.sources import Data, read_examples
 from infalign.evaluation.settings import read_procedure
 from infalign.evaluation.win_rates import rewind_samples
-from infalign.method.procedures import is_extreme, respelled, rewinds
+from infalign.method.procedures import Extreme, respelled, rewinds
 from infalign.models.conversion import locate_model
 from infalign.models.settings import is_hub_id
 from infalign.recipe.reading import recipe_of
@@ -94,7 +94,7 @@ def write_first_recipe(
     aware["kl_budget"], aware["transform"] = kl_budget, "optimal" if ties else ranked
     if aware["transform"] == "identity":
         del recipe["policies"]["ordinary"]
-    if is_extreme(served):
+    if isinstance(served, Extreme):
         evaluate |= {"samples": max(evaluate["samples"], 2 * served.n), "max_n": max(evaluate["max_n"], served.n)}
     elif rewinds(served):
         evaluate["samples"] = max(evaluate["samples"], rewind_samples(served))

@@ -232,7 +232,8 @@ def sample_numbers(evaluated: ScoredSamples, name: str, wins: Mapping[str, Mappi
 
 def _at_equal_length(evaluated: ScoredSamples, pair: tuple[Samples, Samples]) -> Interval:
     try:
-        return evaluated.intervals.of(length_controlled([pair], evaluated.procedure))
+        found = evaluated.intervals.of(length_controlled([pair], evaluated.procedure))
+        return {key: min(max(value, 0.0), 1.0) for key, value in found.items()}
     except DataError as error:
         return {"none": str(error)}
 

@@ -1,7 +1,7 @@
 """The figures of a report."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -116,7 +116,8 @@ def win_rate_by_n(results: Results, judge: str, kind: str, looks: Mapping[str, L
     ends = []
     for name, policy in results["policies"].items():
         wins = policy["win_rates"][judge]
-        names = names_by_n(wins, kind)
+        spelled = {n: f"{kind}-of-{n}" for n in range(2, results["samples"] + 1)}
+        names = {1: "standard"} | {n: procedure for n, procedure in spelled.items() if procedure in wins}
         _band(axes, {n: wins[p] for n, p in names.items()}, looks[name].color, looks[name].marker, name)
         law = looks[name].law(policy["kl"]["mean"]) if judge == "reward" else None
         if law is not None:
@@ -135,16 +136,6 @@ def win_rate_by_n(results: Results, judge: str, kind: str, looks: Mapping[str, L
         f"{kind.capitalize()}-of-N, by {SPOKEN[judge]}. {_bands(results)}{theory}",
         f"Win rate as {title} against N, by {SPOKEN[judge]}: {'; '.join(ends)}.",
     )
-
-
-def names_by_n(procedures: Iterable[str], kind: str) -> dict[int, str]:
-    """Return the procedures ``kind``-of-N by N, with one plain sample as the first.
-
-    >>> names_by_n(["standard", "best-of-2", "worst-of-2", "2nd-best-of-4"], "best")
-    {1: 'standard', 2: 'best-of-2'}
-    """
-    numbers = {procedure: procedure.removeprefix(f"{kind}-of-") for procedure in procedures}
-    return {1: "standard"} | {int(n): procedure for procedure, n in numbers.items() if n.isdecimal()}
 
 
 def pass_at_k(results: Results, looks: Mapping[str, Look]) -> Picture:

@@ -15,7 +15,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.data.messages import Message, prompt_id, reply
 from infalign.models.conversations import conversation_ids
 from infalign.models.passes import BATCH_TOKENS, context_length
-from infalign.models.pretrained import config_of, is_classifier, read_tokenizer, read_weights
+from infalign.models.pretrained import config_of, read_tokenizer, read_weights
 from infalign.models.settings import is_hub_id
 from infalign.models.tokenizers import set_date
 
@@ -33,8 +33,9 @@ def check_classifier(folder: str | Path) -> None:
     from infalign.models import pooled  # noqa: F401 - so that transformers knows it
 
     config = config_of(folder)
-    if not is_classifier(folder):
-        made = " ".join(config.architectures or []) or "of no architecture"
+    architectures = config.architectures or []
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+        made = " ".join(architectures) or "of no architecture"
         raise ConfigError(
             f"reward model {folder} is {made}, not a sequence classifier; give it "
             "fit or head, or train it first, for example with TRL's RewardTrainer"

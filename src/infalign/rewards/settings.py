@@ -61,12 +61,9 @@ class RewardSource(Model):
             raise ValueError(f"{self.model} is no model; for a function in it, write {self.model}:NAME as `function`")
         if self.function is not None and self.url is not None:
             raise ValueError("give `function` or `url`, not both")
-        if self.api_key_env is not None and self.url is None:
-            raise ValueError("api_key_env requires a `url`")
-        if self.function is None and self.time_limit is not None:
-            raise ValueError("time_limit requires a `function`")
-        if self.in_flight is not None and self.url is None:
-            raise ValueError("in_flight requires a `url`")
+        for name, needed in (("api_key_env", "url"), ("time_limit", "function"), ("in_flight", "url")):
+            if getattr(self, name) is not None and getattr(self, needed) is None:
+                raise ValueError(f"{name} requires a `{needed}`")
         if not self.is_classifier and (self.model or self.scratch or self.trained):
             kind = "url" if self.function is None else "function"
             raise ValueError(f"a `{kind}` is used as it is; leave out model, scratch, fit and head")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 import numpy as np
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.core.settings import Kind
+from infalign.core.settings import Settings
 from infalign.models.conversations import decode
 from infalign.models.policy import AnyModel
 from infalign.models.pretrained import eos_token_id
@@ -34,7 +34,7 @@ UNDEFINED_POLICY = "the model returns NaN or infinite logits; use an earlier che
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How long responses may be, and the seed of their random streams. Raises `ConfigError` for a length below 1.
+    """How long responses may be, and the seed of their random streams.
 
     A ``greedy`` response has the likeliest token at each place. Engines do not read ``stop``: `serving.answers` cuts
     responses before the first of these texts.
@@ -44,10 +44,6 @@ class Sampling:
     seed: int = 0
     greedy: bool = False
     stop: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, found {self.max_new_tokens}")
 
 
 class Response(NamedTuple):
@@ -111,10 +107,9 @@ class ConcurrentEngine(Protocol):
 OpenEngine = AbstractContextManager[Engine | ConcurrentEngine]
 
 
-class EngineSettings(Kind):
+class EngineSettings(Settings):
     """The settings of an engine; the kinds are listed in `sampling.settings`."""
 
-    discriminator: ClassVar[str] = "engine"
     is_local: ClassVar[bool] = True  # whether it computes here, as training does
 
     kind: str

@@ -16,7 +16,7 @@ KINDS: dict[str, type[EngineSettings]] = {
 if TYPE_CHECKING:
     AnyEngine = EngineSettings
 else:
-    AnyEngine = one_of(KINDS, key="kind", default="shared-prefix")
+    AnyEngine = one_of(KINDS, key="kind", default="shared-prefix", what="engine")
 
 MOST_PROMPTS, AUTO_MINUTES = 4000, 10.0
 NUMBER_OR_AUTO = {"anyOf": [{"type": "integer", "minimum": 4}, {"type": "string", "const": "auto"}]}

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from infalign.core.errors import ConfigError, first_line
-from infalign.models.attention import attending, attention_configs, unsupported_layers
+from infalign.models.attention import attending, attention_configs
 from infalign.models.policy import AnyModel, loaded
 from infalign.models.settings import Compute
 from infalign.sampling.engine import (
@@ -172,10 +172,14 @@ class SharedPrefixBatch:
     def _check(self) -> None:
         """Raise `ConfigError` unless tokens after prompts of different lengths get the logits of plain passes."""
         import torch
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer
 
         check_evaluating(self.model)
         name = type(self.model).__name__
-        if odd := unsupported_layers(self.model):
+        layers = {type(layer) for layer in DynamicCache(config=self.model.config).layers}
+        if layers != {DynamicLayer}:  # whose cache is every earlier token's keys and values
+            odd = ", ".join(sorted(layer.__name__ for layer in layers - {DynamicLayer})) or "unknown layers"
             raise SharedPrefixError(f"{name} has layers without full attention ({odd}){ALTERNATIVES}")
         size = self.model.config.get_text_config(decoder=True).vocab_size
         ids = [(size // 2 + token) % size for token in range(5)]  # the first ids are special: far from any text

@@ -45,16 +45,12 @@ def parse_served(name: str, *, loads: bool = True) -> AnyServed:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked: a conversation, its tokens, how it is served, and the seed and maximum length of its draws.
-
-    ``columns`` are what else its reward may need, as JSON.
-    """
+    """What is asked: a conversation, its prompt, how it is served, and the seed and maximum length of its draws."""
 
     conversation: list[Message]
     prompt: Prompt
     procedure: AnyServed
     sampling: Sampling
-    columns: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,7 @@ class BaseRewards:
             raise RefusedError(
                 f"{self._k} rollouts per prompt are too few for the quantile {quantile:g}; raise rollout.k"
             )
-        identity = f"{asked.prompt.prompt_id} {asked.columns}"
+        identity = f"{asked.prompt.prompt_id} {asked.prompt.columns}"
         known = self._known.setdefault(identity, _Known())
         self._known.move_to_end(identity)
         if len(self._known) > MAX_KNOWN_PROMPTS:
@@ -179,12 +175,12 @@ class ServedPolicy:
         Raises DataError for a conversation that the policy cannot answer.
         """
         (ids,) = prompt_ids(self.tokenizer, [conversation], [tools])
-        prompt = Prompt(prompt_id(conversation), ids)
+        prompt = Prompt(prompt_id(conversation), ids, columns)
         sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, self.max_new_tokens))
         self.draws.check(prompt, sampling)
         names = (f"serve {sampling.seed} {choice}".encode() for choice in choices)
         streams = (int.from_bytes(blake2b(name, digest_size=4).digest(), "little") for name in names)
-        return [Asked(conversation, prompt, procedure, replace(sampling, seed=seed), columns) for seed in streams]
+        return [Asked(conversation, prompt, procedure, replace(sampling, seed=seed)) for seed in streams]
 
     async def answer(self, asked: Asked, *, score_all: bool = False) -> Answer:
         """Return one answer.
@@ -248,7 +244,7 @@ class ServedPolicy:
 
 
 def _rows(asked: Asked, draws: Sequence[Response]) -> list[tuple[list[Message], str, str]]:
-    return [(asked.conversation, response.text, asked.columns) for response in draws]
+    return [(asked.conversation, response.text, asked.prompt.columns) for response in draws]
 
 
 def _ended(response: Response, stop: Sequence[str]) -> Response:

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.http import checked_url
+from infalign.core.settings import explained
 from infalign.core.user_code import import_function
 from infalign.data.messages import Message
 from infalign.models.adapters import merge_adapter
@@ -148,11 +148,9 @@ def _remote(url: str, model: str, vocabulary: Vocabulary, sampling: Sampling, *,
 def _other_scorer(run: Run, reward: str) -> Scorer:
     key = REWARD_KEY_VARIABLE if REWARD_KEY_VARIABLE in os.environ else None
     is_url = reward.startswith(("http://", "https://"))
-    try:
-        own = {"function": reward, "time_limit": run.recipe.reward.time_limit}
+    own = {"function": reward, "time_limit": run.recipe.reward.time_limit}
+    with explained(f"--reward {reward}"):
         source = RewardSource.model_validate({"url": reward, "api_key_env": key} if is_url else own)
-    except ValidationError as error:
-        raise ConfigError(f"--reward {reward}: {error.errors()[0]['msg']}") from error
     return replace(run.scorer("reward"), source=source, shards=list)
 
 

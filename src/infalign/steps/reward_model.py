@@ -23,7 +23,9 @@ from infalign.rewards.classifier import ClassifierReward
 from infalign.rewards.settings import Head, RewardSource
 from infalign.rewards.sources import Scorer
 from infalign.steps.run import READ, TRAINED, Pass, Run
-from infalign.training.output_folder import Target, drop_long_rows
+from infalign.training.output_folder import Target, drop_long_pairs
+
+PAIRS = {"reward": "reward", "judge": "judge", "gold": "judge", "test": "test"}  # whose pairs a source learns from
 
 
 def units(run: Run) -> Iterator[Unit]:
@@ -50,14 +52,9 @@ def units(run: Run) -> Iterator[Unit]:
 def _pass(name: str, source: RewardSource, model: Scratch | str) -> Pass:
     """Return the pass of the pairs through the model: both responses of each, after the prompt."""
     if source.fit is not None:
-        return Pass(2 * TRAINED * source.fit.passes, [model], f"{_source_of_pairs(name)}_pairs")
+        return Pass(2 * TRAINED * source.fit.passes, [model], f"{PAIRS[name]}_pairs")
     assert source.head is not None
-    return Pass(2 * READ, [model], f"{_source_of_pairs(name)}_pairs", rows=source.head.pairs)
-
-
-def _source_of_pairs(name: str) -> str:
-    """Return whose pairs a reward source learns from: gold has the judge's."""
-    return name if name in ("reward", "test") else "judge"
+    return Pass(2 * READ, [model], f"{PAIRS[name]}_pairs", rows=source.head.pairs)
 
 
 def fit_reward(
@@ -116,12 +113,10 @@ def reward_start(scorer: Scorer, reference: str, layout: Layout, target: Target)
 
 def _pairs(layout: Layout, name: str, tokenizer: Any, settings: Fit | Head) -> tuple[list[Pair], int]:
     """Return the pairs for a reward source (gold has the judge's), or for ``test``, and how many were too long."""
-    part = _source_of_pairs(name)
+    part = PAIRS[name]
     examples = from_table(read_table(layout.data / f"{part}_pairs.parquet"))
     pairs: list[Pair] = [(e.prompt, e.chosen, e.rejected or ()) for e in examples]
-    rows, long = drop_long_rows(
-        pairs, tokenizer, settings.max_length, lambda pair: [(*pair[0], *said) for said in pair[1:]]
-    )
+    rows, long = drop_long_pairs(pairs, tokenizer, settings.max_length)
     if not rows:
         raise DataError(
             f"none of the {len(pairs)} {part} pairs has at most {settings.max_length} tokens, so there is nothing "

@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.method.calibration import Array
-from infalign.method.procedures import Served, as_procedure, distortion, is_extreme, rewinds
+from infalign.method.procedures import Extreme, Served, as_procedure, distortion, rewinds
 from infalign.method.transforms import LARGEST_M, Exponential, Identity, Log, Power, Tabulated, Transformation
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import check_kl, law_at_kl
@@ -158,7 +158,7 @@ def choose(
     exponentials = replace(setting, prompts=prompts // SEARCHED, seed=seed + 1).best_exponentials()
     rates = dict.fromkeys([*np.copysign([5.0, 10.0], exponentials[0].t).tolist(), *(one.t for one in exponentials)])
     tried: dict[str, Any] = {one.name: one for one in map(Exponential, rates)}
-    if is_extreme(procedure) and 1 < procedure.n <= LARGEST_M / 2 and base == procedure:
+    if isinstance(procedure, Extreme) and 1 < procedure.n <= LARGEST_M / 2 and base == procedure:
         power = Power(procedure.sign * (2 * procedure.n - 1))
         tried[power.name] = power
     tried |= {"log": Log(), "optimal": partial(rank_optimum, procedure, kl=kl, base=base)}

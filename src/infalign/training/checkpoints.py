@@ -31,15 +31,10 @@ class SealCheckpoints(TrainerCallback):
         if control.should_training_stop and state.global_step < state.max_steps:
             shutil.rmtree(checkpoint)  # a resume from here would continue a training that has stopped early
             return
-        seal(checkpoint)
+        write_text(checkpoint / SEAL, json.dumps(inventory(checkpoint, checkpoint), indent=1))
         for step, older in _checkpoints(self._folder):
             if step != state.global_step:
                 shutil.rmtree(older)
-
-
-def seal(checkpoint: Path) -> None:
-    """Write ``complete.json`` with the size and hash of every file of the checkpoint, once all of them are on disk."""
-    write_text(checkpoint / SEAL, json.dumps(inventory(checkpoint, checkpoint), indent=1))
 
 
 def find_unsealed(folder: Path) -> Path | None:

@@ -2,20 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from infalign.core.distributed import is_first
 from infalign.core.memory import free_memory
 from infalign.core.progress import NOTHING, OnProgress, SoFar
 from infalign.core.storage import fsync, remove, writing
-from infalign.models.conversations import BATCH, Messages, conversation_ids
+from infalign.data.messages import Pair
+from infalign.models.conversations import BATCH, conversation_ids
 from infalign.models.settings import Compute
-
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,12 @@ class Target:
         return SoFar(f"checkpoint at step {step:,} of {of:,}", step / of)
 
 
-def drop_long_rows(
-    rows: Sequence[Row], tokenizer: Any, max_length: int, conversations: Callable[[Row], Sequence[Messages]]
-) -> tuple[list[Row], int]:
-    """Return the rows whose ``conversations`` have at most ``max_length`` tokens, and the number of longer rows."""
-    short = list[Row]()
-    for start in range(0, len(rows), BATCH):  # the ids of all rows would take much memory
-        piece = rows[start : start + BATCH]
-        talks = [(place, talk) for place, row in enumerate(piece) for talk in conversations(row)]
-        ids = conversation_ids(tokenizer, [talk for _, talk in talks])
-        long = {place for (place, _), of_talk in zip(talks, ids, strict=True) if len(of_talk) > max_length}
-        short += [row for place, row in enumerate(piece) if place not in long]
-    return short, len(rows) - len(short)
+def drop_long_pairs(pairs: Sequence[Pair], tokenizer: Any, max_length: int) -> tuple[list[Pair], int]:
+    """Return the pairs with at most ``max_length`` tokens in each conversation, and the number of longer pairs."""
+    short = list[Pair]()
+    for start in range(0, len(pairs), BATCH):  # the ids of all pairs would take much memory
+        piece = pairs[start : start + BATCH]
+        ids = conversation_ids(tokenizer, [(*prompt, *said) for prompt, *both in piece for said in both])
+        rows = zip(piece, ids[::2], ids[1::2], strict=True)
+        short += [pair for pair, *both in rows if max(map(len, both)) <= max_length]
+    return short, len(pairs) - len(short)

@@ -18,7 +18,7 @@ from infalign.evaluation.intervals import Estimate, estimate
 from infalign.evaluation.kl import kl_from_reference_samples
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
-from infalign.method.procedures import Served, distortion, is_extreme, seen_in
+from infalign.method.procedures import Extreme, Served, distortion, seen_in
 from infalign.training.common import Fitted
 from infalign.training.offline_trainer import Rows, measured_rollouts, split_prompts
 
@@ -155,7 +155,7 @@ def served_gain(rewards_K: Array, weight_K: Array, procedure: Served, *, binary:
 
     def served(weight_K: Array) -> Array:
         """Return the probability that each value is served."""
-        if is_extreme(procedure):
+        if isinstance(procedure, Extreme):
             best, last = procedure.sign > 0, len(values) - 1
             outside_VK = (np.arange(last)[:, None] < place_K) == best  # of what is at most, or above, each value
             apart = mean_product(np.where(outside_VK, 0.0, weight_K), procedure.n)

@@ -11,14 +11,12 @@ from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from infalign.data.examples import Example
 from infalign.data.messages import Pair
-from infalign.models.conversations import conversation_ids, training_ids
+from infalign.models.conversations import BATCH, conversation_ids, training_ids
 from infalign.models.passes import IGNORED
 from infalign.models.pretrained import load_classifier
 from infalign.models.settings import Fit
 from infalign.training.common import lora_config, run_training, trainer_config, training_order
 from infalign.training.output_folder import Job
-
-PIECE = 1024  # number of rows held as Python lists at once
 
 
 def demonstrations(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Example]) -> Dataset:
@@ -86,7 +84,7 @@ def fit_reward_model(
 
 
 def _in_pieces(rows: Sequence[Any], columns: Callable[[Sequence[Any]], dict[str, Any]]) -> Dataset:
-    """Return the columns of rows, made of `PIECE` rows at a time."""
+    """Return the columns of rows, made of `BATCH` rows at a time."""
     return concatenate_datasets(
-        [Dataset.from_dict(columns(rows[start : start + PIECE])) for start in range(0, len(rows), PIECE)]
+        [Dataset.from_dict(columns(rows[start : start + BATCH])) for start in range(0, len(rows), BATCH)]
     )

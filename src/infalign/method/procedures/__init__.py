@@ -12,7 +12,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.spelling import did_you_mean
 from infalign.method.procedures import extremes, order_statistics, own, rewind, standard
 from infalign.method.procedures.base import BaseQuantile, Draws, Procedure, RankProcedure, Votes, looks_at_ranks
-from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN, is_extreme
+from infalign.method.procedures.extremes import BestOfN, Extreme, WorstOfN
 from infalign.method.procedures.mixture import Mixture, ranked, respelled, spelled_parts
 from infalign.method.procedures.order_statistics import OrderStatistics
 from infalign.method.procedures.own import Own
@@ -34,7 +34,6 @@ __all__ = [
     "Votes",
     "WorstOfN",
     "distortion",
-    "is_extreme",
     "looks_at_ranks",
     "respelled",
     "rewinds",
@@ -82,7 +81,7 @@ def seen_in(rollouts: int, procedure: Served) -> Served:
 
     The mean is over all sets of N rollouts: where N is their number, that is one set, whose weight cancels.
     """
-    if not is_extreme(procedure) or procedure.n <= rollouts // 2:
+    if not isinstance(procedure, Extreme) or procedure.n <= rollouts // 2:
         return procedure
     return type(procedure)(max(1, rollouts // 2))
 

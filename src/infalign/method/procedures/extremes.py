@@ -6,12 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from typing_extensions import TypeIs
 
 from infalign.method.calibration import Array
 from infalign.method.procedures.base import (
     Draws,
-    Procedure,
     Serving,
     check_n,
     checked_samples,
@@ -24,8 +22,8 @@ SPELLINGS = ("best-of-N", "worst-of-N", "pass@N", "pass^N")
 
 
 @dataclass(frozen=True, slots=True)
-class _Extreme:
-    """Serve of N draws the one with the largest sign · reward."""
+class Extreme:
+    """Serve of N draws the one with the largest sign · reward: `BestOfN` or `WorstOfN`."""
 
     n: int
     spelled: str = field(default="", repr=False, compare=False)
@@ -61,7 +59,7 @@ class _Extreme:
 
 
 @dataclass(frozen=True, slots=True)
-class BestOfN(_Extreme):
+class BestOfN(Extreme):
     """Serve the best of N draws: h(p) = p^N.
 
     >>> BestOfN(2).weights([[0.1, 0.5, 0.3]]).round(3)  # how often each of three samples is the better one of two
@@ -73,7 +71,7 @@ class BestOfN(_Extreme):
 
 
 @dataclass(frozen=True, slots=True)
-class WorstOfN(_Extreme):
+class WorstOfN(Extreme):
     """Serve the worst of N draws, the choice of an attacker who retries: h(p) = 1 − (1 − p)^N.
 
     >>> WorstOfN(2).distortion([0.0, 0.5, 1.0])
@@ -82,14 +80,6 @@ class WorstOfN(_Extreme):
 
     word = "worst"
     sign = -1.0
-
-
-Extreme = BestOfN | WorstOfN
-
-
-def is_extreme(procedure: Procedure) -> TypeIs[Extreme]:
-    """Return whether a procedure serves the largest or the smallest of N rewards."""
-    return isinstance(procedure, Extreme)
 
 
 def parse(name: str) -> Extreme | None:

@@ -1,4 +1,4 @@
-"""Procedures that sort N draws and serve one by its place: k-th best, top k, worst of bests."""
+"""Procedures that sort N draws and serve one by its place: k-th best, top k."""
 
 import re
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ KINDS: dict[str, type[Solver]] = {
 if TYPE_CHECKING:
     AnySolver = Solver
 else:
-    AnySolver = one_of(KINDS, key="solver", default="qrpo")
+    AnySolver = one_of(KINDS, key="solver", default="qrpo", what="solver")
 
 
 def read_solver(**settings: Any) -> Solver:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from infalign.core.errors import ConfigError
-from infalign.core.settings import DrawCount, Kind, Positive, spelled
+from infalign.core.settings import DrawCount, Positive, Settings, spelled
 from infalign.method.laws import Law
 from infalign.method.procedures import Served, Standard
 from infalign.method.shapings import parse_shaping
@@ -93,10 +93,9 @@ class Inputs:
         return model if guide is None else guide.beside(model, tokenizer, self.trunks)
 
 
-class Solver(Kind):
+class Solver(Settings):
     """Base class of all solvers. A method is a solver with its aim; its strength is a KL budget, a β or an n."""
 
-    discriminator: ClassVar[str] = "solver"
     has_objective: ClassVar[bool] = False  # on the log-ratios of stored rollouts (`Offline`)
     draws_per_response: ClassVar[int] = 0  # responses generated for each response that is trained on
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
-from infalign.method.group_advantages import credit, served_win_rate
+from infalign.method.calibration import as_rewards, win
+from infalign.method.group_advantages import credit
 from infalign.method.laws import Law
 from infalign.method.optimum import Goal
-from infalign.method.procedures import Extreme, Served, is_extreme
+from infalign.method.procedures import Extreme, Served
 from infalign.method.shapings import NotByRank, Raw
 from infalign.theory.aims import Aim, StoredOptimum, WinRateOptimum
 from infalign.training.objectives import Advantages, Ascent, Batch, Loop
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WinOverServed(NotByRank):
-    """The probability of beating the response that the base policy serves, as a shaping (`served_win_rate`)."""
+    """The probability of beating the response that the base policy serves, as a shaping, ties one half.
+
+    Unbiased from K ≥ N reference rewards: the mean over all sets of N of them; DataError for fewer. For exact ranks it
+    is u^N for Best-of-N and 1 − (1 − u)^N for Worst-of-N.
+    """
 
     procedure: Extreme
 
@@ -32,7 +38,8 @@ class WinOverServed(NotByRank):
         return f"win against {self.procedure.name}"
 
     def __call__(self, rewards: Any, reference_rewards_K: Any) -> Any:
-        return served_win_rate(rewards, reference_rewards_K, self.procedure)
+        rewards, references_K = as_rewards(rewards), as_rewards(reference_rewards_K)
+        return np.asarray(win(rewards[..., None], references_K) @ self.procedure.weights(references_K[None])[0])
 
 
 class OrderStatisticCredit(Advantages):
@@ -68,7 +75,7 @@ class Settings(OnPolicy):
 
     def check(self, procedure: Served, rollouts: int, *, has_reward_model: bool) -> None:
         """Raise ValueError unless the procedure's gradient can be estimated and the budget can be spent."""
-        if not is_extreme(procedure):
+        if not isinstance(procedure, Extreme):
             raise ValueError(f"maxk supports best-of-N and worst-of-N; the procedure is {procedure.name}")
         if min(self.generations, rollouts) < procedure.n:
             raise ValueError(
@@ -80,7 +87,7 @@ class Settings(OnPolicy):
     def ascent(self, law: Law | None, procedure: Served) -> Ascent:
         """Return that with order-statistic credit for beating the served reference, or for the reward."""
         assert law is not None
-        assert is_extreme(procedure)
+        assert isinstance(procedure, Extreme)
         shaping = WinOverServed(procedure) if self.objective == "win-rate" else Raw()
         advantages = OrderStatisticCredit(procedure)
         return Ascent(shaping, law.paper_beta, self.generations, "grpo", UNNORMALIZED, lambda _: advantages)
