@@ -169,6 +169,8 @@ def test_a_checker_gets_the_values_that_rows_have(model: str) -> None:
 
     score(check, sample(model, [{"prompt": "Hi", **kept}], 2, max_new_tokens=2))
     assert seen == [(4, False, ["4", "four"], [4])]
+    rows = [{"prompt": [user("a")], "of": {"x": 1}}, {"prompt": [user("b") | {"name": "B"}], "of": {"y": None}}]
+    assert prompt_rows(Dataset.from_list(rows)) == [rows[0], rows[1] | {"of": {}}]  # which it makes of one form
 
 
 @pytest.mark.parametrize("odd", ["Hi", {"train": ["Hi"]}, pd.DataFrame({"prompt": ["Hi"]})])
@@ -179,12 +181,6 @@ def test_what_is_no_list_of_prompts_is_refused(model: str, odd: Any) -> None:
             ask(model, odd, lambda responses: [0.0] * len(responses))
     with pytest.raises(DataError, match="values of several types"):
         calibrate_prompts(model, [{"prompt": "a", "x": 1}, {"prompt": "b", "x": "1"}], lambda responses: [0])
-
-
-def test_rows_of_a_data_set_are_those_of_its_file() -> None:
-    """`datasets` gives every object the fields of all others, as None."""
-    rows = [{"prompt": [user("a")], "of": {"x": 1}}, {"prompt": [user("b") | {"name": "B"}], "of": {"y": None}}]
-    assert prompt_rows(Dataset.from_list(rows)) == [rows[0], rows[1] | {"of": {}}]
 
 
 def test_kl_and_win_rates_are_those_of_the_enumerated_responses(model: str) -> None:

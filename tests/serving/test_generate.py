@@ -1,5 +1,6 @@
 """`infalign generate`: the answers of a policy to prompts from anywhere, as it is served."""
 
+import asyncio
 import io
 import json
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import micro
 import pytest
 import torch
+from clients import policy
 from peft import LoraConfig, get_peft_model
 from rows import user, written
 
 from infalign.models.guided import GuidedForCausalLM
 from infalign.models.pretrained import load_policy
+from infalign.serving.answers import answer_each
 
 PROMPTS = ["How do I bake bread?", "Explain the moon.", "How do I bake bread?"]
 
@@ -56,10 +59,11 @@ def test_prompts_come_from_everywhere(trained_run: Path, tmp_path: Path, monkeyp
     assert found == generated(trained_run)
     assert [answer["prompt"][0]["content"] for answer in found] == PROMPTS
     assert found[0]["answer"] != found[2]["answer"]
-    tools = written(tmp_path / "tools.jsonl", [{"prompt": PROMPTS[0], "tools": "[{"}])
-    assert "tools.jsonl line 1: column tools is not JSON" in micro.refusal(
-        "generate", trained_run, "--input", tools, code=3
-    )
+    served, sizes = policy(trained_run), list[int]()
+    served.tokenizer.chat_template = f"{{{{ tools }}}}{served.tokenizer.chat_template}"
+    asked_with = [([user("Hi")], columns) for columns in ("{}", '{"tools": [{"type": "function"}]}')]
+    asyncio.run(answer_each(served, asked_with, lambda asked, _: sizes.append(len(asked.prompt.token_ids)), seed=0))
+    assert sizes[0] < sizes[1]  # the template shows the tools of a row
 
 
 def test_a_checker_or_a_vote_chooses_the_answer(trained_run: Path, tmp_path: Path) -> None:
