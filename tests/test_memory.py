@@ -1,8 +1,6 @@
 """Rollouts, rewards and token ids are read a few at a time: what is held does not grow with their text."""
 
-import gc
 import tracemalloc
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,14 +17,13 @@ from transformers import Trainer, TrainingArguments
 
 from infalign.core.sequences import Lazy, chained, in_blocks, token_lists, token_lists_on_disk
 from infalign.models.pretrained import load_policy
-from infalign.models.settings import Compute, Fit
+from infalign.models.settings import Fit
 from infalign.rewards.base import Batch
 from infalign.rewards.scores import NamedReward, score_to
 from infalign.sampling.engine import Engine, Prompt, Response
 from infalign.sampling.rollouts import draw, find_rollouts, read_rollouts
 from infalign.training.callbacks import TrimHeap
 from infalign.training.common import run_training, trainer_config
-from infalign.training.output_folder import Target
 
 K = 8
 
@@ -187,24 +184,3 @@ def test_a_training_gives_back_what_it_freed(evaluated: bool, tmp_path: Path, mo
     trainer = LeavesPieces(model=model, args=args, train_dataset=rows, eval_dataset=rows[:1] if evaluated else None)
     run_training(trainer, job)
     assert trainer.pieces.given_back() > 300_000_000  # a training may take some itself
-
-
-class Cyclic:
-    """A part of a reference cycle, as a trainer is."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def test_a_training_that_is_over_holds_nothing(tmp_path: Path) -> None:
-    """Its models are gone before the next unit of the run loads its own."""
-    target = Target(tmp_path / "checkpoints", tmp_path / "model", 0, Compute(), ())
-    gc.disable()
-    try:
-        with target.job(lambda *_: None) as job:
-            job.model_dir.mkdir()
-            trainer = weakref.ref(Cyclic())
-            assert trainer() is not None
-        assert trainer() is None
-    finally:
-        gc.enable()

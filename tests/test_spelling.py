@@ -4,14 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from methods import METHODS
 
 from infalign.core.errors import ConfigError
-from infalign.core.spelling import nearest
 from infalign.method.procedures import parse_procedure
 from infalign.method.shapings import parse_shaping
-from infalign.recipe.built_in import built_in
-from infalign.training.solvers import KINDS
 
 EXP = "exp:T (for example exp:10 or exp:-10)"
 
@@ -45,18 +41,3 @@ def test_nothing_is_guessed_for_what_is_like_nothing(word: str) -> None:
     with pytest.raises(ConfigError, match="known: standard, best-of-N") as refused:
         parse_procedure(word)
     assert "did you mean" not in str(refused.value)
-
-
-def test_nothing_is_guessed_of_words_that_are_equally_near_nor_of_none() -> None:
-    """dpo has two letters of ipo and two of ppo; a section that no recipe has holds no keys."""
-    assert nearest("dpo", ["ipo", "ppo", "qrpo"]) is None
-    assert nearest("dpo", []) is None
-
-
-@pytest.mark.parametrize("known", [list(KINDS), list(METHODS), [recipe.name for recipe in built_in()]])
-def test_what_lacks_a_letter_is_recognised_unless_it_says_another_name(known: list[str]) -> None:
-    """Without its second letter every name of four letters and more is still taken for itself."""
-    for name in known:
-        short = name[0] + name[2:]
-        if len(name) > 3 and short not in known:
-            assert nearest(short, known) == name

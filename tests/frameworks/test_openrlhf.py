@@ -5,6 +5,7 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,8 @@ def test_openrlhf_starts_on_what_export_writes(calibrated_run: Path, tokenizer: 
     path, _, command = export(calibrated_run, "openrlhf", transform="exp:10", kl=0.5)
     source = (Path(find_spec("openrlhf.cli").origin).parent / "train_ppo_ray.py").read_text()
     assert command[:3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
+    options = dict(pairwise(command))
+    assert int(options["--data.max_len"]) > int(options["--rollout.max_new_tokens"])
     for word in command:
         assert not word.startswith("--") or f'"{word}"' in source
     for row in pq.read_table(path).to_pylist():

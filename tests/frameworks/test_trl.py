@@ -146,6 +146,7 @@ def test_a_reward_that_is_not_finite_is_refused(trained: Any) -> None:
         (GroupGRPOTrainer, "pass@9", {}, "pass@9 needs at least 9 responses per group; one group has 8"),
         (GroupGRPOTrainer, "pass8", {}, "unknown objective 'pass8'"),
         (GroupGRPOTrainer, "pass@4", {"mask_truncated_completions": True}, "set mask_truncated_completions=False"),
+        (GroupGRPOTrainer, "pass@4", {"loss_type": "grpo"}, "set loss_type='dapo' or loss_type='dr_grpo'"),
         (GroupRLOOTrainer, "pass@4", {"reward_clip_range": (-1, 1)}, "set reward_clip_range=None"),
         (GroupRLOOTrainer, "pass@4", {"normalize_advantages": True}, "set normalize_advantages=False"),
     ],

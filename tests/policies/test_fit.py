@@ -96,6 +96,16 @@ def test_fresh_training_ranks_among_the_laws_rewards(model: str, rollouts: Rollo
     assert not equal(weights(policy), weights(model))
 
 
+def test_fresh_responses_lose_every_end(model: str, rollouts: Rollouts) -> None:
+    """As those of `sample` do, also one that is not the tokenizer's EOS."""
+    policy, texts = Policy.of(model), list[str]()
+    policy.model.generation_config.eos_token_id = sorted(set().union(*rollouts.drawn["token_ids"].to_pylist()))
+    law = tilted(score(vowels, rollouts), "exp:10", kl=0.5)
+    how = {"generations": 4, "max_new_tokens": 6, "batch_size": 16, "epochs": 1}
+    fit_online(policy, PROMPTS, lambda responses: texts.extend(responses) or vowels(responses), law, **how)  # type: ignore[func-returns-value]
+    assert texts.count("") > len(texts) / 2
+
+
 @pytest.mark.parametrize("form", [{}, {"guide": {}}, {"solver": "resample"}], ids=str)
 def test_a_fitted_policy_gains_where_it_was_trained(model: str, form: dict[str, Any]) -> None:
     """Of any form and solver: of one token per response, right ones come more often, and the KL is spent."""

@@ -78,6 +78,7 @@ def command(model: str, data: str, *, beta: float, max_prompt_tokens: int, max_n
         "data.prompt_dataset": data,
         "data.input_key": "prompt",
         "data.label_key": "label",
+        "data.max_len": max_prompt_tokens + max_new_tokens,  # by default 2,048, and a longer prompt loses its beginning
         "data.apply_chat_template": None,
         "reward.remote_url": __file__,
         "algo.advantage.estimator": "rloo",

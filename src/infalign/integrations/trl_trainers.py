@@ -30,7 +30,7 @@ def _called_by_trl(reward: Any) -> Any:
 
 
 class _GroupAdvantages:
-    kept: ClassVar[dict[str, Any]]  # settings of which other values would change the objective
+    kept: ClassVar[dict[str, tuple[Any, ...]]]  # settings of which other values would change the objective
     kl_in_reward: ClassVar[bool]
     accelerator: Any
 
@@ -41,8 +41,9 @@ class _GroupAdvantages:
         functions = [*map(_called_by_trl, reward_funcs if isinstance(reward_funcs, list) else [reward_funcs])]
         super().__init__(model, functions, *given, **settings)  # type: ignore[call-arg]
         for name, kept in self.kept.items():
-            if (value := getattr(self.args, name)) != kept:  # type: ignore[attr-defined]
-                raise ConfigError(f"{name}={value!r} would change the objective, {objective}; set {name}={kept!r}")
+            if (value := getattr(self.args, name)) not in kept:  # type: ignore[attr-defined]
+                right = " or ".join(f"{name}={one!r}" for one in kept)
+                raise ConfigError(f"{name}={value!r} would change the objective, {objective}; set {right}")
 
     def _calculate_rewards(self, *given: Any) -> Any:
         self._reward_BF = super()._calculate_rewards(*given)  # type: ignore[misc]
@@ -78,7 +79,15 @@ class GroupGRPOTrainer(_GroupAdvantages, GRPOTrainer):
     and DataError for groups that are too small for it and for a reward that is neither finite nor None.
     """
 
-    kept: ClassVar = {"mask_truncated_completions": False, "multi_objective_aggregation": "sum_then_normalize"}
+    kept: ClassVar = {
+        "loss_type": ("dapo", "dr_grpo"),  # others divide by a response's length, or bound what a token counts
+        "mask_truncated_completions": (False,),
+        "multi_objective_aggregation": ("sum_then_normalize",),
+        "top_entropy_quantile": (1.0,),
+        "entropy_coef": (0.0,),
+        "use_adaptive_entropy": (False,),
+        "off_policy_mask_threshold": (None,),
+    }
     kl_in_reward = False
 
 
@@ -88,5 +97,9 @@ class GroupRLOOTrainer(_GroupAdvantages, RLOOTrainer):
     Raises as `GroupGRPOTrainer`.
     """
 
-    kept: ClassVar = {"mask_truncated_completions": False, "normalize_advantages": False, "reward_clip_range": None}
+    kept: ClassVar = {
+        "mask_truncated_completions": (False,),
+        "normalize_advantages": (False,),
+        "reward_clip_range": (None,),
+    }
     kl_in_reward = True

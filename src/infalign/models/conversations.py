@@ -162,9 +162,12 @@ def spells_control(tokenizer: Any, conversation: Messages) -> bool:
     return any(control.search(turn["content"]) for turn in conversation if turn["role"] != "assistant")
 
 
-def decode(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list[str]:
-    """Return the texts of drawn token ids, as they go on after a prompt; special tokens but BOS, EOS, padding stay."""
-    hidden = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+def decode(tokenizer: Any, responses: Sequence[Sequence[int]], ends: Sequence[int] = ()) -> list[str]:
+    """Return the texts of drawn token ids, as they go on after a prompt.
+
+    Special tokens stay, except BOS, EOS, padding and further ``ends`` of a response.
+    """
+    hidden = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, *ends}
     return [_continuation(tokenizer, [i for i in ids if i not in hidden]) for ids in responses]
 
 

@@ -234,8 +234,6 @@ class Vocabulary:
 
     def responses(self, ids: Sequence[Sequence[int]], logprobs: Sequence[float]) -> list[Response]:
         """Return the tokens of each response, with its log-probability, as responses."""
-        ended = [row[-1] in self.ends for row in ids]
-        spoken = [row[: len(row) - end] for row, end in zip(ids, ended, strict=True)]
-        texts = decode(self.tokenizer, spoken)
-        finishes = ["stop" if end else "length" for end in ended]
+        texts = decode(self.tokenizer, ids, self.ends)
+        finishes = ["stop" if row[-1] in self.ends else "length" for row in ids]
         return list(map(Response, map(tuple, ids), texts, finishes, logprobs))

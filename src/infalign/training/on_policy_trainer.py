@@ -108,6 +108,7 @@ class _Conversations:
     """What a trainer asks and rewards, by `models.conversations` in place of TRL's own reading of prompts and ids."""
 
     processing_class: Any
+    eos_token_ids: list[int]
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -120,7 +121,7 @@ class _Conversations:
         return prompt_ids(self.processing_class, prompts, tools), None, {}
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        texts = decode(self.processing_class, completion_ids_list)
+        texts = decode(self.processing_class, completion_ids_list, self.eos_token_ids)
         return super()._calculate_rewards(inputs, prompts, texts, completion_ids_list)  # type: ignore[misc]
 
 
