@@ -153,7 +153,8 @@ def test_of_many_columns_the_first_are_named(tmp_path: Path) -> None:
 
 def test_a_prompt_with_an_empty_list_of_rewards_has_none(tmp_path: Path) -> None:
     """It does not vanish: it is refused as a missing reward is, or counted among those left out."""
-    rows = [{"prompt_id": prompt, "reward": rewards} for prompt, rewards in (("a", [1]), ("b", []), ("c", [0]))]
+    given = zip("abc", ([1], [], [0]), strict=True)
+    rows = [{"prompt_id": name, "reward": rewards, "length": len(rewards) or None} for name, rewards in given]
     file = written(tmp_path / "t.jsonl", rows)
     with pytest.raises(DataError, match=r"line 2: column reward is missing or empty.*--missing omit leaves it out"):
         read_reward_table(file)
@@ -164,10 +165,10 @@ def test_a_prompt_with_an_empty_list_of_rewards_has_none(tmp_path: Path) -> None
 def test_a_row_may_hold_all_samples_of_a_prompt_or_all_models(tmp_path: Path) -> None:
     """A list of rewards, columns of samples, or a column for each model give the table of one row per response."""
     expected = {"a": np.mean([np.mean(row) for row in RAGGED])}
-    lists = [{"prompt_id": f"p{i}", "model": "a", "reward": row} for i, row in enumerate(RAGGED)]
+    lists = [{"prompt_id": f"p{i}", "model": "a", "epoch": 0, "reward": row} for i, row in enumerate(RAGGED)]
     for ending in ("jsonl", "parquet"):
         assert means(read_reward_table(written(tmp_path / f"lists.{ending}", lists))) == pytest.approx(expected)
-    wide = [{"prompt_id": i, "s1": i % 2, "s2": 1} for i in range(4)]
+    wide = [{"prompt_id": i, "epoch": 0, "s1": i % 2, "s2": 1} for i in range(4)]
     table = read_reward_table(written(tmp_path / "wide.csv", wide), Reading({"reward": "s[0-9]"}))
     assert means(table) == {"wide": 0.75}
     assert means(read_reward_table(tmp_path / "wide.csv", Reading({"model": "s?"}))) == {"s1": 0.5, "s2": 1.0}
@@ -204,8 +205,8 @@ def test_what_must_not_be_pooled_is_refused(tmp_path: Path) -> None:
     twice = written(tmp_path / "twice.csv", [*rows, rows[2]])
     with pytest.raises(DataError, match="prompt 'b' has sample 0 more than once; if the file holds several runs"):
         read_reward_table(twice)
-    index = written(tmp_path / "index.csv", [{"index": 7, "reward": r} for r in (0, 1)])  # of the prompt, if it is said
-    assert read_reward_table(index, Reading({"prompt": "index"})).numbers["reward"].size == 2
+    index = written(tmp_path / "index.csv", [{"prompt": "a", "index": 7, "reward": r} for r in (0, 1)])  # of whatever
+    assert read_reward_table(index).numbers["reward"].size == 2
     steps = written(tmp_path / "steps.jsonl", [row | {"step": step} for step in (10, 20) for row in rows])
     with pytest.raises(DataError, match=r"column step has several values for a prompt.*--columns model=step"):
         read_reward_table(steps)
@@ -229,7 +230,7 @@ def test_several_files_are_one_table_whose_models_keep_apart(tmp_path: Path) -> 
     assert list(means(table)) == ["before", "after"]
     named = [written(tmp_path / f"{name}.jsonl", rows_of({"m": RAGGED})) for name in ("before", "after")]
     assert list(means(joined([*map(read_reward_table, named)]))) == ["before: m", "after: m"]
-    with pytest.raises(DataError, match="two files of one name have the model before"):
+    with pytest.raises(DataError, match="two files or folders of one name have the model before"):
         joined([read_reward_table(files[0])] * 2)
 
 

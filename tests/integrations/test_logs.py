@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows import written
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.measures import measure
@@ -139,11 +140,18 @@ def test_samples_of_lm_eval_give_its_metrics(task: str, score: str, scored: int)
     assert ["only the first of the 4" in note for note in log.notes].count(True) == (scored > 1)
 
 
-def test_a_majority_of_lm_eval_is_the_reward_of_no_response() -> None:
-    """Its score of .83 is no sample's."""
-    log = read_log(samples_of("sums_two_filters"), score="majority")
-    assert log.rows["reward"].null_count == log.rows.num_rows
-    assert "no single one of the 4" in log.notes[-1]
+def test_a_majority_of_lm_eval_is_the_reward_of_no_response(tmp_path: Path) -> None:
+    """Its score of .83 is no sample's, nor is that of a filter that may keep them all."""
+    shutil.copytree(LM_EVAL, tmp_path / "run")
+    for path in (tmp_path / "run").glob("results_*.json"):
+        path.write_bytes(replaced('"take_first"', '"build_predictions"')(path))
+    two = samples_of("sums_two_filters")
+    for path, score in ((two, "majority"), (tmp_path / "run" / two.name, "first")):
+        log = read_log(path, score=score)
+        assert log.rows["reward"].null_count == log.rows.num_rows
+        assert "no single one of the 4" in log.notes[-1]
+    with pytest.raises(DataError, match="no sample has a reward"):
+        read_rewards(two, score="majority", reading=Reading(missing="omit"))
 
 
 def test_accuracy_of_lm_eval_is_taken_where_none_is_named() -> None:
@@ -158,13 +166,22 @@ def exact(responses: Sequence[str], answer: Sequence[str]) -> list[float]:
     return [float(said == right) for said, right in zip(responses, answer, strict=True)]
 
 
-def test_a_checker_scores_every_response_of_lm_eval() -> None:
-    """It takes the fields of the document by name, and the note counts where it agrees with lm-eval: always here."""
+def test_a_checker_scores_every_response_of_lm_eval(tmp_path: Path) -> None:
+    """It takes the fields of the document by name, and the note counts where it agrees with lm-eval: always here.
+
+    Also of a chat, without any score, and with two.
+    """
     log = read_log(samples_of("sums"), check=exact)
     rewards = np.reshape(log.rows["reward"].to_pylist(), (6, 4))
     assert rewards[:, 0].mean() == numbers("lm_eval")["sums"]["exact_match,none"]
     assert log.notes[-1] == "exact scores 24 texts in place of the log; of its own 6 scores 6 are the same"
     assert (rewards.mean(axis=0) > 0).all()
+    rows = [json.loads(line) for line in samples_of("sums").read_text().splitlines()]
+    for row in rows:
+        row["arguments"]["gen_args_0"]["arg_0"] = [json.dumps([{"role": "user", "content": "Add."}])]
+    chat = written(tmp_path / "chat.jsonl", [row | {"metrics": []} for row in rows])
+    assert read_log(chat, check=exact).rows["reward"].to_pylist() == log.rows["reward"].to_pylist()
+    assert read_log(samples_of("sums_two_filters"), check=exact).rows["reward"].null_count == 0
 
 
 @pytest.mark.parametrize("name", ["acc", "reward"])
@@ -224,6 +241,18 @@ def test_attempts_of_garak_give_its_rate_of_success_and_its_hit_at_k(detector: s
     assert sum(map(sum, rewards.values())) == own["fails"]
     for k, hits in own["hit_at_k"].items():
         assert metric(rewards, f"pass@{k}") == pytest.approx(hits["score"])
+
+
+def test_two_runs_in_a_folder_are_two_models_or_refused(tmp_path: Path) -> None:
+    """evalplus writes the model into the file's name, verl into none."""
+    (tmp_path / "evalplus").mkdir()
+    for name in "ab":
+        shutil.copytree(VALIDATION, tmp_path / "verl" / name / "validation")
+        shutil.copy(EVALPLUS, tmp_path / "evalplus" / f"{name}_vllm_temp_0.8.eval_results.json")
+    with pytest.raises(DataError, match="these are two runs"):
+        read_log(tmp_path / "verl", score="acc")
+    found = by_prompt(read_log(tmp_path / "evalplus"))
+    assert found.keys() == {"a_vllm_temp_0.8", "b_vllm_temp_0.8"}
 
 
 def doubled(path: Path) -> bytes:

@@ -176,7 +176,7 @@ def joined(tables: Sequence[RewardTable]) -> RewardTable:
     ]
     names = Counter(name for own in spelled for name in own if ": " in name)
     if doubled := [name for name, count in names.items() if count > 1 and name.partition(": ")[2] in twice]:
-        raise DataError(f"two files of one name have the model {listed_names(doubled)}; rename a file")
+        raise DataError(f"two files or folders of one name have the model {listed_names(doubled)}; rename one")
     shared = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
     return RewardTable(
         ", ".join(table.source for table in tables),

@@ -26,7 +26,7 @@ ROLES = {  # the column of the first name, or else the only one with another of 
     "reward": ("reward", "score", "correct", "is_correct", "passed", "success", "acc", "accuracy", "reference_rewards"),
     "model": ("model", "model_name", "model_id", "policy", "llm", "agent"),
     "answer": ("answer",),
-    "sample": ("sample", "sample_id", "sample_index", "index", "epoch", "repeat", "trial", "attempt"),
+    "sample": ("sample", "sample_id", "sample_index", "epoch", "repeat", "trial", "attempt"),
     "judge_reward": ("judge_reward",),
     "length": ("length",),
 }
@@ -167,7 +167,7 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
                         cure = "; score the response; pass-at-k --missing omit leaves it out" * (role == "reward")
                         has = sorted(row) if len(row) <= NAMED else f"{len(row):,} others"
                         raise DataError(f"{where}: column {name} is missing or empty; the row has {has}{cure}")
-                    if role in NUMBERS[1:]:
+                    if role in NUMBERS[1:] and (reading.missing != "omit" or response.get("reward") not in (None, "")):
                         absent.setdefault(role, where)
                     values.append(math.nan if role in NUMBERS else None)
                     continue
@@ -197,6 +197,8 @@ def _responses(row: Mapping[str, Any], roles: Columns) -> Iterator[dict[str, Any
     for role, name in several or [("reward", name) for name in roles["reward"]] or [("reward", "reward")]:
         response = one | {"reward": row.get(name)} | ({"model": name} if role == "model" else {})
         rewards = response["reward"]
+        if (isinstance(rewards, list) or len(roles["reward"]) > 1) and not isinstance(response.get("sample"), list):
+            response["sample"] = None  # it numbers the row
         if not isinstance(rewards, list):
             yield response
             continue
@@ -236,6 +238,8 @@ def checked_table(
                 f"with --missing omit, or count them as wrong with --missing wrong. {' '.join(notes)}".rstrip()
             )
         if reading.missing == "omit":
+            if missing.all():
+                raise DataError(f"{path}: no sample has a reward. {' '.join(notes)}".rstrip())
             table = replace(table.take(~missing), notes=(*notes, f"{said} and are left out."))
         else:
             filled = {**numbers, "reward": np.where(missing, 0.0, numbers["reward"])}

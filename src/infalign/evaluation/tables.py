@@ -111,7 +111,7 @@ def print_comparison(records: Sequence[Mapping[str, Any]], console: Console) -> 
         f"Win rate of the policy over the base, judged by {first['judge']}",
         f"{first['prompts']:,} prompts × {first['policy_samples']} policy and {first['base_samples']} base "
         f"samples{f' ({left_out:,} prompts in only one table left out)' if left_out else ''}, "
-        f"{first['confidence']:.0%} intervals, {first['ties']:.1%} of pairs tie",
+        f"{100 * first['confidence']:g}% intervals, {first['ties']:.1%} of pairs tie",
     )
     lengths, draws = (any(record[key] for record in records) for key in ("length_controlled", "draws"))
     table = plain_table("procedure", "win rate, %", *["at equal length, %"] * lengths, *["draws"] * draws, breaking=[0])

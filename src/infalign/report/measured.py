@@ -117,7 +117,7 @@ def print_measured(found: Numbers, console: Console) -> None:
     """Print the tables and notes."""
     for shown in shown_tables(found):
         if shown.title:
-            heading(console, shown.title, f"{shown.about}, {found['confidence']:.0%} intervals over prompts")
+            heading(console, shown.title, f"{shown.about}, {100 * found['confidence']:g}% intervals over prompts")
         table = plain_table(*shown.columns, breaking=[0])
         for row in shown.rows:
             table.add_row(*row)

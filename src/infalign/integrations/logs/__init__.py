@@ -24,7 +24,7 @@ from infalign.data.files import READERS as FORMATS
 from infalign.data.files import read_rows
 from infalign.evaluation.reward_tables import Labels, RewardTable, joined
 from infalign.evaluation.table_files import Reading, checked_table, read_reward_table
-from infalign.integrations.logs.samples import Note, Sample
+from infalign.integrations.logs.samples import ANY, Note, Sample
 
 READERS = ("inspect_ai", "lm_eval", "verl", "trl", "verifiers", "evalplus", "garak")
 HEAD = 2**14  # bytes of a JSON file among which the names in its first object are looked for
@@ -61,12 +61,12 @@ def read_log(path: Path, *, score: str | None = None, check: Callable[..., Any] 
     if others := [str(file.relative_to(path)) for file in files if file not in known]:
         notes.append(f"{len(others)} of the files in {path} are no logs and are ignored, such as {others[0]}")
     samples: dict[tuple[str, str, int], Sample] = {}
-    before = Counter[tuple[str, str]]()
+    before, file_of = Counter[tuple[str, str]](), dict[tuple[str, str], Path]()
     for file, tool in known.items():
-        for sample in _read(tool, file, score, notes.append):
+        for sample in _read(tool, file, score or (ANY if check else None), notes.append):
             of = (sample.model, sample.prompt)
             key = (*of, before[of] if sample.number is None else sample.number)
-            if key in samples:
+            if key in samples or (sample.number is None and file_of.setdefault(of, file) != file):
                 raise DataError(
                     f"{file}: sample {key[2]} of {sample.model} for prompt {sample.prompt[:80]!r} comes a second time; "
                     "these are two runs, or rows written twice: give one run"
@@ -105,7 +105,7 @@ def read_rewards(
     for path in map(Path, paths):
         named = reading.columns and path.name.endswith(tuple(FORMATS))  # so it is a table, whatever it looks like
         log = None if named else read_log(path, score=score, check=check)
-        if log is None and (score or check or path.is_dir()):
+        if log is None and path.exists() and (score or check or path.is_dir()):
             only = "give the files of tables" if path.is_dir() else "a score or checker is for these only"
             raise ConfigError(f"{path} is no log of {', '.join(READERS)}; {only}")
         tables.append(read_reward_table(path, reading) if log is None else _of_log(path, log, reading))

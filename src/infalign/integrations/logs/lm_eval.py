@@ -26,7 +26,7 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
     numbers = ((m, row["filter"]) for row in rows for m in row["metrics"] if isinstance(row[m], int | float))
     names = [",".join(name) for name in dict.fromkeys(numbers)]
     likely = [name for name in names if (name.split(",")[0] in USUAL if score is None else score in name.split(","))]
-    chosen = choose(names, likely[0] if len(likely) == 1 else score)
+    chosen = choose(names, likely[0] if len(likely) == 1 else score) if names else f",{rows[0]['filter']}"
     if len(names) > 1:
         note(f"{task}: the reward is {chosen}; not used: {', '.join(name for name in names if name != chosen)}")
     metric, _, kind = chosen.partition(",")
@@ -41,9 +41,10 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
     model = run.get("model_name") or path.absolute().parent.name
     for row in rows:
         prompt, asked = f"{task} {row['doc_id']} {row['doc_hash'][:6]}", row["arguments"]["gen_args_0"]["arg_0"]
+        asked = asked if isinstance(asked, str) else json.loads(asked[0])  # of a chat
         about = {"answer": row["target"]} | row["doc"] | {"target": row["target"], "task": task}
         for i, text in enumerate(_texts(row)):
-            reward = number(row[metric]) if first and i == 0 else None
+            reward = number(row.get(metric)) if first and i == 0 else None
             yield Sample(prompt, model, reward, i, text, asked=asked, about=about)
 
 
@@ -57,4 +58,4 @@ def _takes_the_first(kind: str, config: Mapping[str, Any]) -> bool:
     """Return whether a filter takes the first response, as the default does; others are in the task's configuration."""
     filters = config.get("filter_list") or []
     steps = {step["function"] for each in filters if each["name"] == kind for step in each["filter"]}
-    return (kind == "none" or bool(steps)) and not steps & SEVERAL
+    return ("take_first" in steps or (kind == "none" and not steps)) and not steps & SEVERAL

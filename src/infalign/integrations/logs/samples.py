@@ -8,6 +8,7 @@ from typing import Any
 from infalign.core.errors import ConfigError, DataError
 
 Note = Callable[[str], None]
+ANY = "*"  # score, where a checker takes its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def number(value: object) -> float | None:
 
 def choose(names: Sequence[str], score: str | None) -> str:
     """Return ``score``, or without one the only name. Raises ConfigError with all names."""
-    wanted = names[0] if score is None and len(names) == 1 else score
+    wanted = names[0] if names and (score == ANY or (score is None and len(names) == 1)) else score
     if wanted is None or wanted not in names:
         problem = "there are several" if score is None else f"{score!r} is not one of them"
         raise ConfigError(f"name one score: {problem} ({' or '.join(names) or 'the log has none'})")
