@@ -37,12 +37,12 @@ def test_verdict_on_the_training_follows_the_interval(run, low, high, said):
 
 
 def test_verdict_ships_the_policy_that_the_judge_is_sure_of(run):
-    """It names the policy with the highest win rate by the judge, or the reference if chance is in its interval."""
+    """Of those with a significant win rate by the judge it names the highest; the reference, if there is none."""
     results = read_results(run[1])
-    for name, wins in (("aware", 0.6), ("plain", 0.7)):
-        results["policies"][name]["win_rates"]["judge"]["best-of-4"] = around(wins)
+    for name, wins in (("aware", {"mean": 0.8, "low": 0.49, "high": 0.99}), ("plain", around(0.7))):
+        results["policies"][name]["win_rates"]["judge"]["best-of-4"] = wins
     assert verdict(results)[0].startswith(
-        "Recommended: plain. Its best-of-4 win rate against the reference is 70.0% (68.0–72.0) by the judge"
+        "Recommended: plain. Its best-of-4 win rate against the reference is 70.0% (68.0–72.0) by the judge, at"
     )
     for policy in results["policies"].values():
         policy["win_rates"]["judge"]["best-of-4"] = around(0.51)

@@ -226,8 +226,9 @@ def test_a_student_comes_after_its_teacher_and_before_the_next_policy(tmp_path: 
     named = dict(sorted(recipe.policies.items(), key=lambda item: item[0] != "aware-student"))
     for policies in (recipe.policies, named):
         run = Run.of(recipe.model_copy(update={"policies": policies}))
-        order = [unit.name for unit in train.units(run) if unit.name.startswith("train-")]
-        assert order == [f"train-{name}" for name in ("aware", "aware-student", "raw", "identity")]
+        trained = {unit.name: unit for unit in train.units(run) if unit.name.startswith("train-")}
+        assert [*trained] == [f"train-{name}" for name in ("aware", "aware-student", "raw", "identity")]
+        assert "procedure" in trained["train-raw"].settings  # its gain chooses the strength
 
 
 def test_a_changed_setting_removes_what_an_unfinished_attempt_left(root: Path) -> None:

@@ -46,4 +46,4 @@ def task_rows(
             answered = [({"role": "user", "content": one["question"]}, reply(one["answer"])) for one in shown]
             prompt = [*chain.from_iterable(answered), {"role": "user", "content": prompt}]
         row = {"prompt": prompt, "answer": entry["answer"], "metadata": entry["metadata"]}
-        yield f"{task} {number} of reasoning-gym", row
+        yield f"{task} {number} of reasoning-gym, seed {seed}", row

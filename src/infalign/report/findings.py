@@ -70,6 +70,8 @@ def sentences(found: Iterable[Finding]) -> list[str]:
 def fewer_prompts(recipe: Recipe, rows: Mapping[str, int]) -> str:
     """Return how many of the prompts that a recipe asks for there are, by the rows of its data; nothing if all are."""
     asked = {"train": ("rollout", recipe.rollout.prompts), "test": ("evaluate", recipe.evaluate.prompts)}
+    if recipe.rollout.minutes is not None:  # prompts: auto
+        del asked["train"]
     short = [name for name, (_, wanted) in asked.items() if rows.get(f"{name}_prompts", wanted) < wanted]
     if not short:
         return ""

@@ -23,8 +23,9 @@ def verdict(results: Results) -> list[str]:
     if "truth" in results and results["truth"]["served"]:
         return [*_by_truth(results), spread]
     judges, policies, served = unseen(results), results["policies"], results["procedure"]
-    wins = {name: policies[name]["win_rates"][judges[0]][served]["mean"] for name in _moved(policies) or policies}
-    best = max(wins, key=lambda name: float(wins[name]))
+    wins = {name: policies[name]["win_rates"][judges[0]][served] for name in _moved(policies) or policies}
+    better = [name for name in wins if wins[name]["low"] > 0.5]
+    best = max(better or wins, key=lambda name: float(wins[name]["mean"]))
     said = (
         [_recommendation(results, best, judges)],
         _against_others(results, judges),
@@ -50,7 +51,8 @@ def _recommendation(results: Results, best: str, judges: Sequence[str]) -> str:
         )
     spent = _spent(policy)
     of_budget = "" if spent is None else f" ({spent:.0%} of its budget)"
-    rank = f", the highest of {len(results['policies'])} policies" if len(results["policies"]) > 1 else ""
+    means = [policy["win_rates"][judge][procedure]["mean"] for policy in results["policies"].values()]
+    rank = f", the highest of {len(means)} policies" if len(means) > 1 and wins["mean"] == max(means) else ""
     return (
         f"Recommended: {best}. Its {procedure} win rate against the reference is {in_percent(wins)} by "
         f"{SPOKEN[judge]}{rank}, at a KL of {amount(policy['kl'])} nats{of_budget}{more}."

@@ -98,7 +98,8 @@ def prepare_data(recipe: Recipe, layout: Layout, date: str | None, *, on_progres
     asked = _ask(tokenizer, [*examples, *test])
     functions = [ByName(import_function(source.function)) for source in recipe.rewards.values() if source.function]
     read = {"tools", *(name for function in functions for name in function.parameters)}
-    if refused := _refused(tokenizer, asked, [*examples, *test], read, skip_invalid=data.skip_invalid):
+    used = [*splits.train, *splits.asking["test"]]
+    if refused := _refused(tokenizer, asked, used, read, skip_invalid=data.skip_invalid):
         skipped += refused.values()
         examples, test = ([e for e in rows if e.where not in refused] for rows in (examples, test))
         splits = split(recipe, examples, test)
@@ -190,7 +191,8 @@ def check_prompts(name: str, left: int, most: int) -> None:
     if left < MIN_PROMPTS:
         raise DataError(
             f"only {left} {name} prompts with at most {most} tokens are left, but a run needs at least {MIN_PROMPTS}; "
-            "use more data or raise data.max_prompt_tokens"
+            "use more data or raise data.max_prompt_tokens; conversations with the same first user turn are not split, "
+            "so put what all share, such as an example, into a system turn"
         )
 
 

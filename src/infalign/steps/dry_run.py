@@ -2,7 +2,7 @@
 
 import math
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -172,7 +172,7 @@ def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Conso
         except UnknownSizeError as error:
             flops[unit.name] = 0.0
             unknown.setdefault(str(error), []).extend([unit.name] if unit.name in todo else [])
-    seconds, how = _seconds(run, flops)
+    seconds, how = _seconds(run, flops, todo)
     table = plain_table("stage", "already done", "to do", "time", breaking=[0, 1, 2])
     whole = 0.0
     for stage in dict.fromkeys(unit.stage for unit in wanted):
@@ -194,9 +194,13 @@ def _print_work(run: Run, wanted: Sequence[Unit], counts: Counts, console: Conso
             warn(console, f"no time estimate for {listed_names(names)}: {said}")
 
 
-def _seconds(run: Run, flops: Mapping[str, float]) -> tuple[dict[str, float], str]:
-    """Return the seconds of each unit, and how they were found, with the factor by which they may be wrong."""
-    made = {name: record["seconds"] for name, record in records(run.layout.root).items() if name in flops}
+def _seconds(run: Run, flops: Mapping[str, float], todo: Collection[str]) -> tuple[dict[str, float], str]:
+    """Return the seconds of each unit, and how they were found, with the factor by which they may be wrong.
+
+    A record of what is to be done again is of other work.
+    """
+    found = records(run.layout.root)
+    made = {name: found[name]["seconds"] for name in found.keys() & flops.keys() - todo}
     if done := sum(flops[name] for name in made):
         speed, factor = done / sum(made[name] for name in made if flops[name]), BY_RECORDS
         how = f"from the recorded time of {counted(len(made), 'step')}"

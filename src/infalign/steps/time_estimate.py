@@ -81,9 +81,9 @@ def within_minutes(recipe: Recipe) -> Recipe:
     rollout, recorded = recipe.rollout, Path(recipe.run_dir) / "recipe.yaml"
     if rollout.minutes is None or rollout.prompts != MOST_PROMPTS:  # a number that is given is obeyed
         return recipe.model_copy(update={"rollout": rollout.model_copy(update={"minutes": None})})
-    known = load_recipe(recorded).rollout if recorded.is_file() else None
-    if known is not None and known.minutes == rollout.minutes:
-        fitting = known.prompts
+    known = load_recipe(recorded) if recorded.is_file() else None
+    if known is not None and _what_takes_time(known) == _what_takes_time(recipe):
+        fitting = known.rollout.prompts
     else:
         run, named = Run.of(recipe), (recipe.data.sources, recipe.data.test)
         local = [
@@ -93,11 +93,15 @@ def within_minutes(recipe: Recipe) -> Recipe:
         try:
             each = counts.flops(Pass(DRAWN, run.networks("reference"), "train_prompts", 1, rollout.k))
         except UnknownSizeError as error:
-            raise ConfigError(f"rollout.minutes needs {error}, which is not known; leave it out") from error
+            raise ConfigError(f"rollout.minutes needs {error}; give rollout.prompts as a number") from error
         affordable = 60 * rollout.minutes * job_speed(recipe.compute)[0] * recipe.compute.processes / max(each, 1.0)
-        there = min(rollout.prompts, counts.rows.get("train_prompts", rollout.prompts))
-        fitting = max(4, min(there, max(LEAST_PROMPTS, int(affordable))))
+        fitting = min(rollout.prompts, max(LEAST_PROMPTS, int(affordable)))  # the data may have fewer, and grow
     return recipe.model_copy(update={"rollout": rollout.model_copy(update={"prompts": fitting})})
+
+
+def _what_takes_time(recipe: Recipe) -> tuple[object, ...]:
+    policy, rollout = recipe.policy, recipe.rollout
+    return policy.model, policy.scratch, rollout.minutes, rollout.k, rollout.max_new_tokens
 
 
 def read_sample(run: Run, source: Source) -> Sampled:

@@ -65,6 +65,11 @@ class Offline(Solver):
         return self.guide
 
     @property
+    def recipe_dependencies(self) -> tuple[str, ...]:
+        """The procedure, whose gain chooses the strength."""
+        return ("procedure",)
+
+    @property
     def data_needs(self) -> DataNeeds:
         """The states that its guide reads, or those below the layers that it trains."""
         return DataNeeds(states=states_below(self.fit) if self.guide is None else self.guide.states)
