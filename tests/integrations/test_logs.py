@@ -167,10 +167,7 @@ def exact(responses: Sequence[str], answer: Sequence[str]) -> list[float]:
 
 
 def test_a_checker_scores_every_response_of_lm_eval(tmp_path: Path) -> None:
-    """It takes the fields of the document by name, and the note counts where it agrees with lm-eval: always here.
-
-    Also of a chat, without any score, and with two.
-    """
+    """It takes the fields of the document by name; a note counts where lm-eval agrees. Also of chats without scores."""
     log = read_log(samples_of("sums"), check=exact)
     rewards = np.reshape(log.rows["reward"].to_pylist(), (6, 4))
     assert rewards[:, 0].mean() == numbers("lm_eval")["sums"]["exact_match,none"]
