@@ -7,6 +7,7 @@ from typing import Any
 import micro
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -69,6 +70,10 @@ def test_a_folder_continues_and_grows(model: str, tmp_path: Path, monkeypatch: p
     assert (folder / "part-00000.parquet").read_bytes() == shard
     assert grown.texts == whole.texts == Rollouts.load(folder).texts
     assert "3 prompts × 6 responses" in repr(grown)
+    place = grown.asked.column_names.index("token_ids")
+    pq.write_table(grown.asked.set_column(place, "token_ids", pa.array([[1]] * 3)), folder / "prompts.parquet")
+    with pytest.raises(ConfigError, match="rollouts with another chat template or other tools"):
+        sample(model, PROMPTS, 6, folder=folder, max_new_tokens=4)
     pq.write_table(grown.asked.replace_schema_metadata(None), folder / "prompts.parquet")
     with pytest.raises(DataError, match="does not say how its rollouts were drawn"):
         Rollouts.load(folder)

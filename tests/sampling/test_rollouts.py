@@ -15,6 +15,7 @@ from faults.server import token_logprobs
 from micro import silent
 from scipy.stats import chisquare
 from tiny_models import EOS, PROMPT, tiny, words
+from transformers import GenerationConfig
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.models.pretrained import load_policy
@@ -23,6 +24,7 @@ from infalign.sampling.engine import Draw, Engine, Prompt, Response, Sampling
 from infalign.sampling.rollouts import draw, read_rollouts
 from infalign.sampling.shared_prefix import SharedPrefixEngine
 from infalign.sampling.transformers import TransformersEngine
+from infalign.training.common import save_model
 
 
 def exact(model: Any) -> dict[tuple[int, ...], float]:
@@ -45,7 +47,7 @@ def test_logprob_is_that_of_a_plain_forward_pass(family: str) -> None:
     """With grouped heads, biases and normed queries, after compaction, beside longer and shorter prompts."""
     model = tiny(family, **({"sliding_window": None} if family == "Mistral" else {}))
     engine = SharedPrefixEngine(model, words(), Sampling(80))
-    longer, shorter = Prompt("longer", [*PROMPT, 7, 8, 9]), Prompt("shorter", [9])
+    longer, shorter = Prompt("p", [*PROMPT, 7, 8, 9]), Prompt("shorter", [9])  # with tools a conversation is longer
     asked = [(Prompt("p", PROMPT), range(24)), (longer, range(2)), (shorter, [3, 8])]
     together = iter(engine.sample_together([(prompt, index) for prompt, indices in asked for index in indices]))
     lengths = set()
@@ -99,10 +101,13 @@ def test_both_engines_draw_the_same_responses(policy: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("engine", [SharedPrefixEngine, TransformersEngine])
-def test_every_end_of_a_model_ends_a_response_and_padding_of_its_vocabulary_is_not_drawn(engine: Any) -> None:
-    """Ends are the tokenizer's EOS and those of the generation configuration; real tokens share the probability."""
+def test_every_end_of_a_model_ends_a_response_and_padding_is_not_drawn(engine: Any, tmp_path: Path) -> None:
+    """Ends are the tokenizer's EOS and those of the generation configuration, and are saved; padding has no share."""
     model, real = tiny(vocab_size=40), 24
-    model.generation_config.eos_token_id = [EOS, 7, 11]
+    model.generation_config.eos_token_id = [7, 11]
+    save_model(model, words(real), tmp_path / "saved")
+    assert GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id == sorted([EOS, 7, 11])
+    model.generation_config.eos_token_id = [7, 11]
     responses = engine(model, words(real), Sampling(12)).sample(PROMPT, "p", range(200))
     assert {response.token_ids[-1] for response in responses if response.finish == "stop"} == {EOS, 7, 11}
     for response in responses:

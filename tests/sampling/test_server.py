@@ -237,6 +237,8 @@ def test_a_policy_that_is_sure_may_answer_the_same(server: RolloutServer) -> Non
     sure = {"token_ids": [4, 5, 6, 7, EOS], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.01] * 5}}
     server.script = [json.dumps(sure)]
     assert {response.finish for response in served(server).sample(PROMPT, "p", range(8))} == {"stop"}
+    assert len(served(server, greedy=True).sample(PROMPT, "p", range(4))) == 4
+    assert server.bodies[-1]["n"] == 1  # vLLM refuses several
 
 
 def test_a_server_without_log_probabilities_is_refused_and_another_passes(server: RolloutServer) -> None:

@@ -101,7 +101,8 @@ class Actor:
             task = Task(f"shard {shard} of part {part}", lambda **_: self.do(part, shard))
             call(task, print, self.run.recipe.compute.threads)
         except InfalignError as error:
-            kind, said = type(error).__name__, str(error)
+            kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == errors.__name__)
+            said = str(error)
         return {"kind": np.array([kind]), "said": np.array([said])}
 
     def __del__(self) -> None:

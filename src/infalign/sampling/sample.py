@@ -136,6 +136,7 @@ def sample(
         if folder is not None:
             drawn_with["model"] = identity(model)
             check_folder(path, drawn_with)
+            check_tokens(path, asked)
         path.mkdir(parents=True, exist_ok=True)
         about = json.dumps({"k": k, "drawn_with": drawn_with})
         write_table(path / PROMPTS, asked.replace_schema_metadata({DRAWN_WITH: about}))
@@ -170,6 +171,15 @@ def prompt_rows(prompts: AnyPrompts) -> list[Any]:
         )
     rows = (one if isinstance(one, Mapping) else {"prompt": one} for one in prompts)
     return [{name: without_nulls(value) for name, value in row.items()} for row in rows]
+
+
+def check_tokens(folder: Path, asked: pa.Table) -> None:
+    """Raise ConfigError if a folder has rollouts of a prompt that is rendered otherwise now."""
+    columns = ("prompt_id", "token_ids")
+    before = read_table(folder / PROMPTS, [*columns]).to_pydict() if (folder / PROMPTS).is_file() else {}
+    known = dict(zip(*(before.get(name, ()) for name in columns), strict=True))
+    if any(known.get(one, ids) != ids for one, ids in zip(*(asked[n].to_pylist() for n in columns), strict=True)):
+        raise ConfigError(f"{folder} has rollouts with another chat template or other tools; choose a new folder")
 
 
 def check_folder(folder: Path, drawn_with: Mapping[str, Any] | None = None) -> None:

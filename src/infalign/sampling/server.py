@@ -125,7 +125,7 @@ class ServerEngine:
             body: dict[str, object] = {
                 "model": self.model,
                 "prompt": list(prompt.token_ids),
-                "n": len(missing),
+                "n": 1 if sampling.greedy else len(missing),  # all greedy ones are equal, and vLLM refuses several
                 "max_tokens": sampling.max_new_tokens,
                 "temperature": 0.0 if sampling.greedy else 1.0,
                 "top_p": 1.0,
@@ -152,7 +152,7 @@ class ServerEngine:
             for choice in choices:
                 if problem := self._problem(choice, prompt.token_ids):
                     raise ConfigError(f"{url} {problem}")
-            responses += map(self._response, choices)
+            responses += list(map(self._response, choices)) * (len(missing) if sampling.greedy else 1)
         ids = [response.token_ids for response in responses]
         equal = len(ids) >= 8 and len(set(ids)) == 1 and len(ids[0]) > 4
         sure = (len(ids) - 1) * responses[0].logprob > MIN_LOG_PROBABILITY  # False for NaN

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALTERNATIVES = (
-    "; set `rollout.engine.kind: transformers`, which is slower but supports any causal language model, or serve "
-    "it with vLLM and give that server's URL as the engine"
+    "; set `rollout.engine.kind: transformers`, which is slower but supports any causal language model, or "
+    "`rollout.engine.command`, which starts vLLM; to serve it, start vLLM and give --engine-url"
 )
 
 
@@ -79,7 +79,7 @@ class SharedPrefixBatch:
         Raises DataError for a prompt that the model cannot answer.
         """
         begun: list[tuple[Sequence[int], list[Row]]] = []
-        for _, group in groupby(draws, lambda draw: draw[0].prompt_id):
+        for _, group in groupby(draws, lambda draw: (draw[0].prompt_id, tuple(draw[0].token_ids))):  # tools count
             rows = list(group)
             prompt, longest = rows[0][0], max((sampling for *_, sampling in rows), key=lambda one: one.max_new_tokens)
             check_prompt(prompt.token_ids, prompt.prompt_id, self.model, longest)

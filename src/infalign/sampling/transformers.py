@@ -42,7 +42,7 @@ class TransformersEngine(Engine):
 
     def sample_together(self, draws: Sequence[Draw]) -> list[Response]:
         """Return the rollouts, in the order of ``draws``; those of a prompt are drawn in one batch."""
-        by_prompt = groupby(draws, lambda draw: draw[0].prompt_id)
+        by_prompt = groupby(draws, lambda draw: (draw[0].prompt_id, tuple(draw[0].token_ids)))  # tools count
         return [response for _, group in by_prompt for response in self._sample(list(group))]
 
     def _sample(self, draws: Sequence[Draw]) -> list[Response]:

@@ -29,6 +29,7 @@ from infalign.core.storage import settle, unwritable, writing
 from infalign.models.pretrained import ADAPTER
 from infalign.models.settings import Fit
 from infalign.models.top_layers import count_layers_below
+from infalign.sampling.engine import Vocabulary
 from infalign.training.callbacks import TrimHeap, WatchLog
 from infalign.training.checkpoints import SealCheckpoints, find_complete_checkpoint, find_unsealed
 from infalign.training.output_folder import Job
@@ -217,9 +218,11 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model
     temperature 1. Raises InfalignError as `writing` does.
     """
     if model.can_generate():
-        names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        ends = {name: getattr(model.generation_config, name) or getattr(tokenizer, name) for name in names}
-        model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_p=1.0, top_k=0, **ends)
+        names = ("bos_token_id", "pad_token_id")
+        special = {name: getattr(model.generation_config, name) or getattr(tokenizer, name) for name in names}
+        ends = Vocabulary(tokenizer, model.generation_config).ends  # as it was sampled
+        special["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+        model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_p=1.0, top_k=0, **special)
     try:
         with writing(model_dir):
             model.save_pretrained(model_dir)
