@@ -22,9 +22,6 @@ EXP = "exp:T (for example exp:10 or exp:-10)"
         (parse_procedure, "top-2", "top-K-of-N"),
         *[(parse_shaping, name, EXP) for name in ("exp10", "exp", "expp:3", "exponential:10")],
         (parse_shaping, "Identity", "identity"),
-        (parse_shaping, "pow:7", "power:M"),
-        (parse_shaping, "logarithm", "log"),
-        (parse_shaping, "Raw", "raw"),
         (parse_shaping, "lcs:0.8", "lsc:Q (for example lsc:0.85)"),
     ],
 )

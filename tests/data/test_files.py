@@ -117,7 +117,6 @@ GZIPPED = gzip.compress(b"".join(b'{"a": %d}\n' % n for n in range(5000)))
         ("rows.jsonl.gz", GZIPPED[:-8] + b"\0" * 8, "cannot be read after .* line 5000"),
         ("rows.parquet", b"PAR1 but not really", "cannot be read from the start"),
         ("rows.csv", b"a,b\n1,2\n3\n", "line 3: the header has 2 cells"),
-        ("rows.csv", b"a,b\n1,2\n3,4,5\n", "line 3: the header has 2 cells"),
         ("rows.csv", b'a,b\n1,"2\n', "the row after .*'s header is not valid CSV .*unclosed quote"),
         ("rows.csv", b'a,b\n1,2\n1,"2"3\n1,2\n', "the row after .* line 2 is not valid CSV"),
         ("rows.csv", b"a,b\n1," + b"2" * 200_000, "the row after .*'s header is not valid CSV .*field limit"),

@@ -81,6 +81,9 @@ FORMATS = {
     "Tulu 3, verifiable": (
         lambda i: {"messages": [user(asked(i))], "ground_truth": str(i), "dataset": "gsm8k"},
         lambda i: ([user(asked(i))], *ALONE), ("ground_truth", "dataset")),
+    "Tulu 3, verifiable, answered": (
+        lambda i: {"messages": [user(asked(i))], "ground_truth": str(i), "completion": GOOD},
+        lambda i: ([user(asked(i))], *DEMO), ("ground_truth",)),
     "KTO-mix, desirable": (
         lambda i: {"prompt": talk(i), "completion": [assistant(GOOD)], "label": True}, lambda i: (talk(i), *DEMO), ()),
     "Alpaca": (

@@ -92,6 +92,8 @@ def test_pass_at_k_of_prompts_with_different_numbers_of_responses() -> None:
     graded = [[0.9 * reward + 0.05 for reward in row] for row in RAGGED]
     assert pass_at_k(graded, 2, threshold=0.5) == pass_at_k(RAGGED, 2)
     assert pass_at_k(np.eye(4), 1).mean == pytest.approx(0.25, abs=1e-15)
+    with pytest.raises(DataError, match="pass@5 needs 5 responses per prompt, one has 4; measure gives bounds"):
+        pass_at_k(np.eye(4), 5)
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

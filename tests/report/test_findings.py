@@ -52,6 +52,7 @@ def history(steps: int, *losses: float) -> list[dict[str, Any]]:
     [
         ("data", {"test_prompts": 9, "test_prompts_too_long": 10}, {"test_prompts_too_long": 9}, "max_prompt_tokens"),
         ("judge", {"pairs": 9, "pairs_too_long": 10}, {"pairs_too_long": 9}, "more pairs .* its fit.max_length"),
+        ("judge", {"pairs": 9, "pairs_too_long": 10, "layers": [1]}, {"pairs_that_fit": 10}, "its head.max_length"),
         ("score-0", {"cut_off": 0.96}, {"cut_off": 0.5}, r"rollout.max_new_tokens \(12\), .* raise it"),
         ("sft", {"history": history(1)}, {"history": history(FEW_STEPS)}, "1 optimizer step, .* raise its fit.epochs"),
         ("train-aware", {"history": history(9)}, {"history": history(10)}, "had only 9 optimizer steps"),

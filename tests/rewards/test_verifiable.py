@@ -160,6 +160,8 @@ def test_mathematics_is_compared_in_any_thread(spec: str, column: str) -> None:
         (r"7\pi \text{ cm}^2", r"7\pi", "7"),
         (r"50\%", r"50\%", "5"),
         ("12 dollars", "12", "1"),
+        ("2.5 m/s", "2.5", "2"),
+        ("20 cm^2", "20", "2"),
         ("(B)", "(B)", "(C)"),
         ("- 5", "-5", "5"),
         ("1,000", "1000", "1"),

@@ -76,13 +76,16 @@ SKY = [{"type": "function", "function": {"name": "sky", "parameters": {"type": "
 
 @pytest.mark.parametrize(
     ("other", "named"),
-    [({"answer": "8"}, "answer"), ({"answer": None}, "answer"), ({"tools": SKY}, "tools"), ({"id": 99}, None)],
+    [
+        *(({"answer": answer}, "answer") for answer in ("8", None)),
+        *(({"tools": SKY}, "tools"), ({"reward_model": {"ground_truth": "8"}}, "reward_model"), ({"id": 99}, None)),
+    ],
 )
 def test_one_question_with_two_truths_is_refused(
     main: Any, tmp_path: Path, reading: Any, other: dict[str, Any], named: str | None
 ) -> None:
     """Both rows are named if a reward or the template reads what differs; nobody gets another column that differs."""
-    function = "def right(prompts, responses, answer, **more):\n    return [1.0] * len(prompts)\n"
+    function = "def right(prompts, responses, answer, ground_truth=0, **more):\n    return [1.0] * len(prompts)\n"
     (tmp_path / "mine.py").write_text(function)
     recipe = reading([*ROWS, ROWS[2] | other])
     words = ("run", recipe, "--until", "data", "--set", f"reward={{function: {tmp_path / 'mine.py'}:right}}")

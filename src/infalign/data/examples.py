@@ -274,9 +274,10 @@ def _parse(row: _Row) -> tuple[Conversation, Conversation, Conversation | None]:
     if unused := row.given(UNUSED):
         raise DataError(f"column {next(iter(unused))} is not supported; use messages, or prompt, chosen and rejected")
     conversation, response = row.first(CONVERSATIONS), row.first(RESPONSES)
-    if conversation and response != "completion":
+    if conversation and not (response == "completion" and row.first(PROMPTS)):
         prompt, chosen = _split(row.messages(conversation), conversation)
         prompt = _with_system(row, prompt)
+        chosen = _reply(row, response, prompt) if response and not chosen else chosen
     elif "reference_responses" in row:
         return _tldr_prompt(row.text("query")), (reply(row.text("reference_responses")),), None
     elif row.first(PROMPTS) or "prompt" in row.null:

@@ -55,7 +55,7 @@ def hub_rows(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
             raise ValueError(f'Unknown split "{hub.split}". Should be one of {sorted(files)}')
         paths = datasets.DownloadManager(record_checksums=False).download(list(files[hub.split]))
     except (OSError, ValueError, RuntimeError) as error:
-        said = str(error).strip().split("\n", 1)[0]
+        said = " ".join(str(error).strip().split("\n")[:2])  # the second line lists configurations
         bring = f"; without a network, bring the files: `hf download {hub.id} --repo-type dataset --local-dir {hub.id}`"
         bring = "" if hub.is_local else bring
         raise ConfigError(f"cannot load {source} ({said}); check id, config, split and data_dir{bring}") from error

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import binom, hypergeom
 
+from infalign.core.errors import DataError
 from infalign.evaluation.extrapolation import RATES
 from infalign.evaluation.intervals import Estimate
 from infalign.evaluation.measures import Measuring
@@ -24,7 +25,9 @@ def groups_with_signal(
     >>> [round(one.mean, 2) for one in groups_with_signal([[0, 0, 0, 1], [0, 1, 1, 1]], "pass@3", [3, 4])]
     [0.38, 0.5]
     """
-    (part,) = Measuring(threshold).parts(RewardTable.of(rewards))
+    (part,) = Measuring(threshold).parts(table := RewardTable.of(rewards))
+    if len(table.models.names) > 1:
+        raise DataError(f"the rewards are of {len(table.models.names)} models; give those of one")
     counts = part.counts(np.arange(part.groups.sizes.size))
     shares = []
     for size in sizes:

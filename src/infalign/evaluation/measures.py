@@ -37,6 +37,8 @@ def pass_at_k(rewards: Rewards, k: int, *, threshold: float | None = None, confi
     record, *others = measure(rewards, [f"pass@{k}"], Measuring(threshold, confidence=Confidence(confidence)))
     if others:
         raise DataError(f"the rewards are of {1 + len(others)} models; give those of one, or use measure")
+    if record["claim"] != "unbiased":
+        raise DataError(f"pass@{k} needs {k} responses per prompt, one has {record['fewest']}; measure gives bounds")
     return Estimate(record["mean"], record["low"], record["high"])
 
 

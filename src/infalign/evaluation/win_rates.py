@@ -45,7 +45,10 @@ def win_rates(
     >>> round(win_rates(policy, reference, "best-of-2").mean, 3)
     0.889
     """
-    ours, theirs = as_rewards(policy_rewards_PM), as_rewards(reference_rewards_PK)
+    ours, theirs = (  # in the precision that they have, in which they tie
+        values if isinstance(values, np.ndarray) and values.dtype.kind == "f" else as_rewards(values)
+        for values in (policy_rewards_PM, reference_rewards_PK)
+    )
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     wins_P = prompt_win_rates(Samples(ours, ours), Samples(theirs, theirs), served)
     return estimate_share(wins_P, confidence=confidence, seed=seed)

@@ -31,8 +31,8 @@ class Policy(NamedTuple):
     def of(cls, model: AnyModel) -> Policy:
         """Load a folder, hub id, GGUF, LoRA adapter or ``package:NAME`` in float32, on a GPU if there is one.
 
-        A loaded model stays as it is; without a tokenizer it has that of the folder or hub id that it was loaded from.
-        Raises ConfigError for what cannot be loaded, and for a tokenizer without a chat template.
+        A loaded model stays as it is, but without dropout; without a tokenizer it has that of the folder or hub id that
+        it was loaded from. Raises ConfigError for what cannot be loaded, and for a tokenizer without a chat template.
         """
         if isinstance(model, str | Path):
             folder = convert(locate_model(str(model)))

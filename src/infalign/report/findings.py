@@ -120,8 +120,9 @@ def _of_data(recipe: Recipe, summary: Summary) -> Iterator[str]:
     yield from map(why_left_out, summary.get("columns_left_out", ()))
     for name, long in summary.items():
         kept = name.removesuffix("_too_long")
-        if name != kept and long > summary.get(kept, long):
-            limit = "data.max_prompt_tokens" if kept.endswith("prompts") else "its fit.max_length"
+        if name != kept and long > summary.get(f"{kept}_that_fit", summary.get(kept, long)):
+            of_pairs = f"its {'head' if 'layers' in summary else 'fit'}.max_length"
+            limit = "data.max_prompt_tokens" if kept.endswith("prompts") else of_pairs
             yield f"more {kept.replace('_', ' ')} were left out as too long than are used; raise {limit}"
     if summary.get("cut_off", 0.0) > MOST:
         yield (

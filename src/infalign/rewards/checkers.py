@@ -17,7 +17,7 @@ LAYOUT = re.compile(r"\\(begin|end)\{\w+\*?\}|\\text\{\s*(and|or)\s*\}|\\[a-zA-Z
 WORD = r"(?<![A-Za-z])(?!(?:and|or|sqrt)\b)[A-Za-z]{3,}"
 ONE_NUMBER = re.compile(r"[A-Za-z\s$€£¥.,:;=()]*-?(\d+(,\d{3})*)?\.?\d+[A-Za-z\s%.,:;=()]*(/[a-z]+)?")
 NAMES = r"(?<![A-Za-z])(pi|a?(sin|cos|tan)|arc\w+|log|ln|exp|inf|infinity)(?![A-Za-z])"  # which LaTeX needs \\ for
-UNIT = re.compile(r"(?<=[\d})])(\s+[A-Za-z]{3,})+$")
+UNIT = re.compile(r"(?<=[\d})])(\s+([A-Za-z]{3,}|of|an|in|ft|[ckm]m|[km]g|[ck]?m/s|km/h)(\^\{?\d\}?)?)+$")
 UNREAD = re.compile(rf"{NAMES}|(?<![_^\d])\d+(\s|\\[,;: ])+\d|\d[eE][+-]?\d|{WORD}.*\d")
 
 

@@ -123,7 +123,8 @@ def sample(
         settings = Drawing.model_validate(drawing)
     engine, longest = settings.engine, settings.max_new_tokens
     source: Any = Policy.of(model) if engine.is_local else model_name(model)
-    tokenizer, asked = source.tokenizer if engine.is_local else load_tokenizer(source), read_prompts(prompts)
+    given = source if engine.is_local else model
+    tokenizer, asked = given[1] if isinstance(given, tuple) else load_tokenizer(source), read_prompts(prompts)
     tools = [json.loads(columns).get("tools") for columns in column_values(asked, "columns")]
     ids = prompt_ids(tokenizer, prompts_of(asked), tools)
     asked = asked.append_column("token_ids", pa.array(ids, pa.list_(pa.int32())))

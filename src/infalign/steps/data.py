@@ -98,6 +98,7 @@ def prepare_data(recipe: Recipe, layout: Layout, date: str | None, *, on_progres
     asked = _ask(tokenizer, [*examples, *test])
     functions = [ByName(import_function(source.function)) for source in recipe.rewards.values() if source.function]
     read = {"tools", *(name for function in functions for name in function.parameters)}
+    read |= {"reward_model"} if "ground_truth" in read else set()  # where verl has it
     used = [*splits.train, *splits.asking["test"]]
     if refused := _refused(tokenizer, asked, used, read, skip_invalid=data.skip_invalid):
         skipped += refused.values()
@@ -173,7 +174,7 @@ def _refused(
     """Return why rows are refused, by their place. Raises DataError for the first unless they may be."""
     errors: dict[str, object] = {e.where: error for e in examples if isinstance(error := asked[e.prompt_id], DataError)}
     first = {e.prompt_id: e for e in reversed(examples)}
-    for e, known in ((e, first[e.prompt_id]) for e in examples):
+    for e, known in ((e, first[e.prompt_id]) for e in examples if e is not first[e.prompt_id]):
         if other := sorted(name for name in read if e.columns.get(name) != known.columns.get(name)):
             errors[e.where] = f"{known.where} has the same prompt with other {' and '.join(other)}"
     talks = [(e, e.prompt + said) for e in examples for said in (e.chosen, e.rejected or ()) if e.where not in errors]
@@ -202,7 +203,7 @@ def _distinct_prompts(examples: list[Example], asked: Mapping[str, Any], max_tok
     for e in examples:
         known = prompts.get(e.prompt_id, e)
         agreed = {name: value for name, value in known.columns.items() if e.columns.get(name, known) == value}
-        prompts[e.prompt_id] = replace(known, columns=agreed)
+        prompts[e.prompt_id] = known if known is e else replace(known, columns=agreed)
     short = [identity for identity in sorted(prompts) if len(asked[identity]) <= max_tokens]
     table = to_table(prompts[identity] for identity in short).select(["prompt", "columns"])
     table = table.add_column(0, "prompt_id", pa.array(short, pa.string()))

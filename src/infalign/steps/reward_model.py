@@ -65,6 +65,7 @@ def fit_reward(
     assert settings is not None
     start, tokenizer = reward_start(scorer, reference, layout, target)
     train, long = _pairs(layout, name, tokenizer, settings)
+    fitting = len(train)
     test, _ = _pairs(layout, "test", tokenizer, settings)
     with target.job(on_progress) as job:
         if isinstance(settings, Fit):
@@ -85,7 +86,8 @@ def fit_reward(
     reward = ClassifierReward.load(str(target.model), device=target.compute.torch_device(), dtype=target.compute.dtype)
     # Pair by pair: TRL's eval_accuracy is a mean over batches, and the last one may be smaller.
     accuracy = _accuracy(name, reward, test, intervals)
-    return {"pairs": len(train), "pairs_too_long": long, **fit_summary, "test_accuracy": accuracy}
+    counts = {"pairs": len(train), "pairs_that_fit": fitting, "pairs_too_long": long}
+    return counts | fit_summary | {"test_accuracy": accuracy}
 
 
 def _accuracy(name: str, reward: RewardFunction, pairs: list[Pair], intervals: Confidence) -> dict[str, float]:

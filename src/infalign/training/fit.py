@@ -30,7 +30,7 @@ from infalign.sampling.prompts import repeated
 from infalign.sampling.sample import AnyPrompts, Rollouts, check_folder, read_prompts
 from infalign.sampling.settings import Rollout
 from infalign.training.output_folder import Job, Target
-from infalign.training.solvers import read_solver
+from infalign.training.solvers import KINDS, read_solver
 from infalign.training.solvers.base import PLAIN, History, Inputs, Solver
 
 MOST_APART = 0.5  # nats, on average, between an engine's log-probabilities and ours
@@ -112,6 +112,8 @@ def fit_online(
         for row, rewards_K in zip(asked.filter(kept).to_pylist(), own.rewards_PK.tolist(), strict=True)
     ]
     scored = load_reward(reward)
+    if (aim := chosen.aim(served)) is not None and aim.by_procedure:
+        own = aim.law(own.rewards_PK)
 
     def train(reference: str, job: Job) -> History:
         from infalign.training.on_policy_trainer import Problem
@@ -148,7 +150,10 @@ def _read(solver: str, settings: dict[str, Any], law: Law, procedure: Served = P
     """Return a solver with its settings and those of its fit. Raises ConfigError as a recipe does."""
     of_fit = {name: settings.pop(name) for name in list(settings) if name in Fit.model_fields}
     given = {"fit": of_fit} if of_fit else {}
-    strength = {} if settings.keys() & {"kl_budget", "n"} else {"beta": law.paper_beta}
+    has_beta = solver not in KINDS or "beta" in KINDS[solver].model_fields
+    strength = {"kl_budget": law.kl} if solver == "maxk" else {"beta": law.paper_beta} if has_beta else {}
+    if of_law := sorted(settings.keys() & {"transform", *(("beta", "kl_budget") if has_beta else ())}):
+        raise ConfigError(f"{' and '.join(of_law)}: these are the law's; leave them out and give another law")
     with explained(solver):
         chosen = read_solver(solver=solver, **given, **strength, **settings)
         chosen.check(procedure, np.size(law.rewards_PK[0]), has_reward_model=False)
