@@ -1,5 +1,6 @@
 """Policies fitted by calls are those of the trainers on the same rows, and what cannot be learned is refused."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,9 @@ def test_stored_training_is_that_of_the_solver(model: str, rollouts: Rollouts, t
     law, how = tilted(score(vowels, rollouts), "exp:10", kl=0.5), HOW | {"epochs": 2, "learning_rate": 1e-2}
     reference = Policy.of(model)
     before = {name: weight.clone() for name, weight in weights(reference).items()}
+    states = torch.get_rng_state(), random.getstate()
     policy = fit(reference, rollouts, law, folder=tmp_path / "mine", **how)
+    assert (torch.equal(states[0], torch.get_rng_state()), random.getstate()) == (True, states[1])
     assert equal(weights(reference), before)
     assert equal(weights(policy), weights(str(tmp_path / "mine")))
     asked, drawn = rollouts.prompts, rollouts.drawn.to_pylist()

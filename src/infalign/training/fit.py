@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -174,13 +176,27 @@ def _rewarded(law: Law, shape: tuple[int, int]) -> tuple[Law, Any]:
     return own, kept
 
 
+@contextmanager
+def _callers_randomness() -> Iterator[None]:
+    """Give Python's, NumPy's and PyTorch's generators back the states that they have: a training seeds them."""
+    import torch
+
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002  transformers seeds the old one
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
 def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callable[[str, Job], History]) -> Policy:
     """Return the policy that ``train`` makes of the reference, a folder or hub id; a loaded one is written first."""
     own = None if folder is None else Path(folder).absolute()
     if own is not None:
         check_folder(own)
         own.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=own and own.parent) as temporary, progress_line("fit") as report:
+    with TemporaryDirectory(dir=own and own.parent) as temporary, progress_line("fit") as report, _callers_randomness():
         place = Path(temporary)
         if isinstance(model, str | Path):
             reference = convert(locate_model(str(model)))
