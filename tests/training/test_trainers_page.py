@@ -25,9 +25,9 @@ def test_the_code_for_trl_runs_as_pasted(model: str, tmp_path: Path, monkeypatch
     namespace = {"MODEL": model}
     for name in ("RLOOConfig", "GRPOConfig"):
         settings, made = getattr(trl, name), {"max_steps": 1, "max_completion_length": 4, "use_cpu": True}
-        monkeypatch.setattr(trl, name, lambda *a, of=settings, made=made, **b: of(*a, **b, **made, report_to="none"))
+        monkeypatch.setattr(trl, name, lambda *a, of=settings, made=made, **b: of(*a, **b | made, report_to="none"))
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-        exec(block.replace("k=32", "k=4, max_new_tokens=4"), namespace)
+        exec(block.replace("k=32, max_new_tokens=256", "k=4, max_new_tokens=4"), namespace)
     assert 0 < namespace["best"].kl < namespace["best"].largest_kl
 
 

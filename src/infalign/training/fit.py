@@ -92,7 +92,8 @@ def fit_online(
     """Train a policy on its own fresh responses, ranked among the rewards of the law, that of rollouts of ``prompts``.
 
     As `fit`, with the solvers that draw: their settings too, such as ``generations``, and ``max_new_tokens``. maxk
-    trains for ``procedure``, by default the law's. Prompts are as in `sample`, in the order of the law's rows; the
+    trains for ``procedure``, by default the law's, at the law's β, which for its default objective is that of
+    ``optimum(…, objective="win-rate")``. Prompts are as in `sample`, in the order of the law's rows; the
     reward is as in `score`.
 
     >>> prompts = [f"What is {n} + {n}?" for n in range(8)]
@@ -114,8 +115,6 @@ def fit_online(
         for row, rewards_K in zip(asked.filter(kept).to_pylist(), own.rewards_PK.tolist(), strict=True)
     ]
     scored = load_reward(reward)
-    if (aim := chosen.aim(served)) is not None and aim.by_procedure:
-        own = aim.law(own.rewards_PK)
 
     def train(reference: str, job: Job) -> History:
         from infalign.training.on_policy_trainer import Problem
@@ -153,7 +152,7 @@ def _read(solver: str, settings: dict[str, Any], law: Law, procedure: Served = P
     of_fit = {name: settings.pop(name) for name in list(settings) if name in Fit.model_fields}
     given = {"fit": of_fit} if of_fit else {}
     has_beta = solver not in KINDS or "beta" in KINDS[solver].model_fields
-    strength = {"kl_budget": law.kl} if solver == "maxk" else {"beta": law.paper_beta} if has_beta else {}
+    strength = {"beta": law.paper_beta} if has_beta else {}
     if of_law := sorted(settings.keys() & {"transform", *(("beta", "kl_budget") if has_beta else ())}):
         raise ConfigError(f"{' and '.join(of_law)}: these are the law's; leave them out and give another law")
     with explained(solver):
