@@ -11,7 +11,7 @@ brought there by a factor on ΔW: RLOO on the rewards of our law, the objectives
 trainer computes each prompt once per response, which takes seven times as long. Pairs are compared per prompt at the
 KL that both reach, where they are comparable (`seeds.AtOneKL`). Further words are settings, such as
 compute.processes=1. 95 % intervals over seeds and prompts. What is done is not repeated. Three and a half hours of an
-idle core per seed with compute.dtype=bfloat16, where the CPU has it; on-policy three more.
+idle core per seed with compute.dtype=bfloat16, where the CPU has it; on-policy 3.5 more.
 """
 
 import inspect
