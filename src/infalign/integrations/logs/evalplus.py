@@ -15,7 +15,7 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
     tasks = json.loads(path.read_bytes(), object_pairs_hook=reject_duplicate_keys)["eval"]
     rows = [row for solutions in tasks.values() for row in solutions]
     kinds = ["plus", "base"] if all(row["plus_status"] for row in rows) else ["base"]
-    kind, named = choose(kinds, score or kinds[0]), path.name.removesuffix("eval_results.json").rstrip("._")
+    kind, named = choose(kinds, score, kinds[0]), path.name.removesuffix("eval_results.json").rstrip("._")
     model = path.absolute().parent.name if named in ("", "samples") else named
     note(f"the results do not name the model, so their file or folder does: {model}")
     note(f"the reward is 1 for a solution that passes {'base and extra' if kind == 'plus' else 'the base'} tests")

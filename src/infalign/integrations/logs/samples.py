@@ -39,10 +39,17 @@ def number(value: object) -> float | None:
     return float(value)
 
 
-def choose(names: Sequence[str], score: str | None) -> str:
-    """Return ``score``, or without one the only name. Raises ConfigError with all names."""
-    wanted = names[0] if names and (score == ANY or (score is None and len(names) == 1)) else score
-    if wanted is None or wanted not in names:
+def choose(names: Sequence[str], score: str | None, usual: str | None = None) -> str:
+    """Return ``score``, or without one the usual or only name; for `ANY` also the first, or "".
+
+    Raises ConfigError with all names.
+    """
+    if score in (None, ANY):
+        if usual is not None and usual in names:
+            return usual
+        if len(names) == 1 or score == ANY:
+            return next(iter(names), "")
+    if score is None or score not in names:
         problem = "there are several" if score is None else f"{score!r} is not one of them"
         raise ConfigError(f"name one score: {problem} ({' or '.join(names) or 'the log has none'})")
-    return wanted
+    return score

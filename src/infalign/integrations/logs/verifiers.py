@@ -32,7 +32,7 @@ def read(path: Path, score: str | None, _: Note) -> Iterator[Sample]:
             yield Sample(
                 f"{env} {data.get('idx')} {digest(data)[:6]}",
                 agent["config"]["model"] + ("" if agent["name"] == "agent" else f" as {agent['name']}"),
-                None if failed else number(scores[choose(list(scores), score or "reward")]),
+                None if failed else number(scores[choose(list(scores), score, "reward")]),
                 text=said[-1] if said else None,
                 error=failed,
                 asked=data.get("prompt") or "",

@@ -15,7 +15,7 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
     note("the policy changes with each step, so each step is a model of its own")
     for _, row in read_rows(path):
         about = {key: value for key, value in row.items() if key not in ("input", "output", "gts", "step")}
-        name = choose([key for key, value in about.items() if not isinstance(value, str)], score or "score")
+        name = choose([key for key, value in about.items() if not isinstance(value, str)], score, "score")
         about |= {"ground_truth": row.get("gts"), "answer": row.get("gts")}
         model, answer = f"{path.absolute().parent.name} step {row['step']}", row.get("pred")
         answer = None if answer is None else str(answer)
