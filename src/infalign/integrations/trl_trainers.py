@@ -30,7 +30,7 @@ def _called_by_trl(reward: Any) -> Any:
 
 
 class _GroupAdvantages:
-    kept: ClassVar[dict[str, tuple[Any, ...]]]  # settings of which other values would change the objective
+    kept: ClassVar[dict[str, tuple[Any, ...]]]  # values that leave the objective as it is
     kl_in_reward: ClassVar[bool]
     accelerator: Any
 
