@@ -135,7 +135,7 @@ def test_a_fitted_policy_gains_where_it_was_trained(model: str, form: dict[str, 
         (lambda r: tilted(r, "raw", kl=0.1), {"epochs": -1}, "qrpo: `fit.epochs`"),
         (lambda r: tilted(r, "raw", kl=0.1), {"guide": {"side": {}}}, "guide.side"),
         (lambda r: tilted(r, "raw", kl=0.1), {"solver": "bonbon", "n": 16}, "needs rollout.k of at least 16"),
-        (lambda r: tilted(r, "raw", kl=0.1), {"kl_budget": 0.6}, "kl_budget: these are the law's"),
+        (lambda r: tilted(r, "raw", kl=0.1), {"kl_budget": 0.6}, "kl_budget: set by the law"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(model: str, rollouts: Rollouts, law: Any, settings: Any, said: Any) -> None:

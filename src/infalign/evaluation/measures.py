@@ -29,7 +29,8 @@ def pass_at_k(rewards: Rewards, k: int, *, threshold: float | None = None, confi
 
     ``rewards`` holds the rewards of each prompt's responses, which may be of different number: 0 or 1, or graded, with
     the ``threshold`` from which on a response is right; or a table with one model. Unbiased: the mean over all sets of
-    k of a prompt's n responses, 1 − C(n − c, k)/C(n, k) where c are right. Raises as `measure`.
+    k of a prompt's n responses, 1 − C(n − c, k)/C(n, k) where c are right. Raises as `measure`,
+    and DataError for a prompt with fewer than k responses.
 
     >>> pass_at_k([[0, 0, 1, 1], [0, 1, 0]], 2).mean  # 1 − C(2, 2)/C(4, 2) = 5/6 and 1 − C(2, 2)/C(3, 2) = 2/3
     0.75

@@ -154,7 +154,7 @@ def _read(solver: str, settings: dict[str, Any], law: Law, procedure: Served = P
     has_beta = solver not in KINDS or "beta" in KINDS[solver].model_fields
     strength = {"beta": law.paper_beta} if has_beta else {}
     if of_law := sorted(settings.keys() & {"transform", *(("beta", "kl_budget") if has_beta else ())}):
-        raise ConfigError(f"{' and '.join(of_law)}: these are the law's; leave them out and give another law")
+        raise ConfigError(f"{' and '.join(of_law)}: set by the law; leave it out, or give another law")
     with explained(solver):
         chosen = read_solver(solver=solver, **given, **strength, **settings)
         chosen.check(procedure, np.size(law.rewards_PK[0]), has_reward_model=False)
