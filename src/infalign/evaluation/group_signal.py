@@ -20,7 +20,7 @@ def groups_with_signal(
 
     ``rewards`` are 0 or 1, or graded with a ``threshold``, of any number of responses per prompt. For groups of at most
     as many the share is unbiased; beyond, it is that of pass rates that fit, with limits that hold for all. Raises
-    DataError as `measure`, for several models, and for a group that is too small for the ``objective``, which `advantages` names.
+    DataError as `measure`, for several models, and for a group that is too small for the ``objective``.
 
     >>> [round(one.mean, 2) for one in groups_with_signal([[0, 0, 0, 1], [0, 1, 1, 1]], "pass@3", [3, 4])]
     [0.38, 0.5]
