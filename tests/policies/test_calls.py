@@ -105,6 +105,8 @@ def test_bad_models_and_folders_are_refused(model: str, tmp_path: Path) -> None:
     bare.tokenizer.chat_template = None
     with pytest.raises(ConfigError, match=r"has no chat template; .* give \(model, tokenizer\)"):
         sample(tuple(bare), PROMPTS)
+    with pytest.raises(ConfigError, match="instead of a loaded model give the folder or hub id"):
+        sample(Policy.of(model), PROMPTS, engine="http://127.0.0.1:9")
     drawn = sample(model, PROMPTS, 2, folder=tmp_path / "mine", max_new_tokens=2)
     with pytest.raises(ConfigError, match="has rollouts with another seed, 0 instead of 1; choose a new folder"):
         sample(model, PROMPTS, 2, folder=tmp_path / "mine", max_new_tokens=2, seed=1)

@@ -56,12 +56,13 @@ def loaded(model: AnyModel, compute: Compute) -> tuple[Any, Any]:
 
 def identity(model: AnyModel) -> str:
     """Return what tells a model from others: the hash of its folder, its hub id, or the hash of its loaded weights."""
-    if isinstance(model, str | Path):
-        named = locate_model(str(model))
+    network = model[0] if isinstance(model, tuple) else model
+    if isinstance(network, str | Path):
+        named = locate_model(str(network))
         return content_hash(named) if is_convertible(named) else model_digest(named)
     import torch
 
     digest = blake2b(digest_size=16)
-    for weight in (model[0] if isinstance(model, tuple) else model).state_dict().values():
+    for weight in network.state_dict().values():
         digest.update(weight.cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()

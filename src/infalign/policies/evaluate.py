@@ -27,7 +27,7 @@ from infalign.models.tokenizers import check_same_tokens
 from infalign.policies.score import score
 from infalign.rewards.sources import AnyReward
 from infalign.sampling.prompts import repeated
-from infalign.sampling.sample import AnyPrompts, Rollouts, prompt_rows, sample
+from infalign.sampling.sample import AnyPrompts, Rollouts, prompt_rows, read_drawing, sample
 
 KL_SAMPLES = 8  # of a prompt, at most: prompts differ so much that four times as many hardly narrow the interval
 
@@ -81,14 +81,16 @@ def evaluate(
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
     models = {"policy": Policy.of(policy), "reference": Policy.of(reference)}
     tokenizer, asked, seed = models["reference"].tokenizer, prompt_rows(prompts), drawing.pop("seed", 0)
+    is_local = read_drawing(drawing).engine.is_local
     check_same_tokens(models["policy"].tokenizer, tokenizer, model_name(policy))
     drawn, rewards = dict[str, Rollouts](), dict[str, Array]()
-    for name, model in models.items():
-        drawn[name] = sample((model.model, tokenizer), asked, samples, seed=stream_seed(seed, name), **drawing)
+    for name, given in {"policy": policy, "reference": reference}.items():
+        source = models[name].model if is_local else given
+        drawn[name] = sample((source, tokenizer), asked, samples, seed=stream_seed(seed, name), **drawing)
         rewards[name] = score(reward, drawn[name])
-    given = {name: ~np.isnan(values).any(axis=1) for name, values in rewards.items()}
-    kept = given["policy"]
-    if not kept.any() or (kept != given["reference"]).any():
+    scored = {name: ~np.isnan(values).any(axis=1) for name, values in rewards.items()}
+    kept = scored["policy"]
+    if not kept.any() or (kept != scored["reference"]).any():
         raise DataError(
             "the reward returned None for every prompt, or for one with the responses of one model only; return "
             "numbers, or None whatever the response"

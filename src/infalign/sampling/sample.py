@@ -22,7 +22,7 @@ from infalign.data.examples import parse_example, to_table
 from infalign.data.messages import prompts_of
 from infalign.data.parquet import without_nulls
 from infalign.models.conversations import prompt_ids
-from infalign.models.policy import AnyModel, Policy, identity, model_name
+from infalign.models.policy import AnyModel, Policy, identity
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
 from infalign.sampling.prompts import Prompts, Sampler
@@ -109,20 +109,23 @@ def sample(
     ``rollout.engine``; by default the model draws in this process, with a warning if that is slow. A ``folder`` keeps
     responses as they come: the same call continues after a stop, and a larger ``k`` or more prompts add to it.
 
-    Raises ConfigError for a model that cannot be sampled and a folder with anything else, DataError for a prompt that
-    occurs twice, that the chat template cannot render or that the model has no room for.
+    Raises ConfigError for a model that cannot be sampled, as a loaded one by a server, and a folder with anything else,
+    DataError for a prompt that occurs twice, that the chat template cannot render or that the model has no room for.
 
     >>> sample(MODEL, [{"prompt": "What is 2 + 2?", "answer": "4"}], k=2, max_new_tokens=8).prompts.columns
     ['{"answer": "4"}']
     """
     if k < 1:
         raise ConfigError(f"k must be at least 1, found {k}")
-    if isinstance(url := drawing.get("engine"), str):
-        drawing["engine"] = {"kind": "server", "url": url}
-    with explained("sample"):
-        settings = Drawing.model_validate(drawing)
+    settings = read_drawing(drawing)
     engine, longest = settings.engine, settings.max_new_tokens
-    source: Any = Policy.of(model) if engine.is_local else model_name(model)
+    name = model[0] if isinstance(model, tuple) else model
+    if not engine.is_local and not isinstance(name, str | Path):
+        raise ConfigError(
+            "a server draws with the weights that it has loaded; instead of a loaded model give the folder or hub id "
+            "that it serves, or (name, tokenizer)"
+        )
+    source: Any = Policy.of(model) if engine.is_local else str(name)
     given = source if engine.is_local else model
     tokenizer, asked = given[1] if isinstance(given, tuple) else load_tokenizer(source), read_prompts(prompts)
     tools = [json.loads(columns).get("tools") for columns in column_values(asked, "columns")]
@@ -152,6 +155,14 @@ def sample(
             warnings.warn(f"{why}; responses are drawn with transformers' generate, which is slower", stacklevel=2)
             draw(replace(sampler, engine=KINDS["transformers"](kind="transformers")))
         return Rollouts.load(path)
+
+
+def read_drawing(drawing: Mapping[str, Any]) -> Drawing:
+    """Return the settings of `sample`, where a URL is that of a server. Raises ConfigError for what is none."""
+    engine = drawing.get("engine")
+    server = {"engine": {"kind": "server", "url": engine}} if isinstance(engine, str) else {}
+    with explained("sample"):
+        return Drawing.model_validate({**drawing, **server})
 
 
 def read_prompts(prompts: AnyPrompts) -> pa.Table:
