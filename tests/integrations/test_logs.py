@@ -152,6 +152,8 @@ def test_a_majority_of_lm_eval_is_the_reward_of_no_response(tmp_path: Path) -> N
         assert "no single one of the 4" in log.notes[-1]
     with pytest.raises(DataError, match="no sample has a reward"):
         read_rewards(two, score="majority", reading=Reading(missing="omit"))
+    with pytest.raises(ConfigError, match="give the path of a log, of a folder of logs or of a table"):
+        read_rewards()
 
 
 def test_accuracy_of_lm_eval_is_taken_where_none_is_named() -> None:

@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, WorstOfN
-from infalign.method.transforms import (
-    Exponential,
-    Function,
-    Identity,
-    Log,
-    Power,
-    Tabulated,
-    parse_transform,
-)
+from infalign.method.transforms import Exponential, Function, Identity, Log, Power, Tabulated, parse_transform
 from infalign.theory.law import aligned_law, law_at_kl
 from infalign.theory.optimum import rank_optimum
 

@@ -1,7 +1,7 @@
 """Tables of rewards from any source: a row per response, with its prompt, its model and its reward."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +104,10 @@ class RewardTable:
         prompts = Labels(np.repeat(np.arange(len(rows), dtype=np.int32), sizes), [str(p) for p in range(len(rows))])
         models = Labels(np.zeros(sum(sizes), np.int32), [model])
         return cls("rewards", prompts, models, {"reward": np.concatenate(rows)}, columns)
+
+    def __iter__(self) -> Iterator[Array]:
+        """Return the sorted rewards of each prompt: `optimum` takes a table of one model."""
+        return iter(self.rewards_by_prompt().values())
 
     @property
     def judge(self) -> str:

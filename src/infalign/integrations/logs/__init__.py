@@ -93,15 +93,16 @@ def read_rewards(
     """Return the rewards in logs of other tools (`read_log`), folders of them, and tables (`read_reward_table`).
 
     Models of one name in several files are one model if no prompt is in two of these files; otherwise they are told
-    apart by the names of the files. Raises as both readers.
+    apart by the names of the files. Raises as both readers; ConfigError for no path.
 
     >>> from pathlib import Path
     >>> _ = Path("samples.csv").write_text("model,prompt_id,reward\\na,p,1\\na,q,0\\nb,p,1\\nb,q,1\\n")
     >>> [(one["model"], one["mean"]) for one in measure(read_rewards("samples.csv"), ["pass@1"])]
     [('a', 0.5), ('b', 1.0)]
     """
-    reading = reading or Reading()
-    tables = []
+    if not paths:
+        raise ConfigError("give the path of a log, of a folder of logs or of a table")
+    reading, tables = reading or Reading(), []
     for path in map(Path, paths):
         named = reading.columns and path.name.endswith(tuple(FORMATS))  # so it is a table, whatever it looks like
         log = None if named else read_log(path, score=score, check=check)
