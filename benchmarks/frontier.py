@@ -6,12 +6,13 @@ no factor on its log-ratio; and on-policy objectives at four weights of the KL a
 pass@8 after `SNAPSHOTS` steps. `FEW` are fits of the first law to fewer rollouts, for two KLs. Everything is fixed
 here beforehand. ``FOLDER/frontier.svg`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can have
 there, and pass@8 over responses drawn; means over seeds, 95 % intervals over seeds and prompts. What is done is not
-repeated, so the seeds that are done can be drawn at any time. Half an hour of an idle core per seed.
+repeated, and FOLDER/seed-N.npz is all that the tables and the figure need of a seed: those of the page are in
+``results/frontier``. Forty minutes of an idle core per seed.
 """
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -46,6 +47,7 @@ from infalign import fit, optimum, sample, score
 KS = (1, 8, 64)
 BUDGETS, NS = (0.02, 0.05, 0.2, 0.6, 1.5), (2, 3, 5, 12, 32)  # nats; of Best-of-n, which has no budget
 WEIGHTS = (0.0, 0.03, 0.1, 0.3, 1.0)
+DRAWN_WEIGHTS = {0.0: ":", 0.3: "--"}  # and the lines of their snapshots
 SNAPSHOTS = (1, 10, 50, 125, 250, 500)
 K, MOST_PROMPTS, FEW = 32, 4000, (16, 64, 256, 1024)  # prompts with K rollouts each
 FEW_KLS = {BUDGETS[1]: "--", BUDGETS[-1]: "-"}  # nats, and the lines of the fits to few prompts
@@ -66,23 +68,41 @@ OFFLINE = {
 }
 
 
-class Point(NamedTuple):
-    """A policy of a seed: its mean KL in nats, the responses that were drawn for it, and pass@k of each prompt, %."""
-
-    kl: float
-    drawn: int
-    passed: Mapping[int, np.ndarray]
-
-
 class Done(NamedTuple):
-    """A seed's ids of prompts, and its points by name."""
+    """A seed's N policies: mean KL in nats, responses drawn, and the share of right answers to each of P prompts."""
 
     prompt_ids: Sequence[str]
-    points: Mapping[str, Point]
+    names: Sequence[str]
+    kl_N: np.ndarray
+    drawn_N: np.ndarray
+    right_NP: np.ndarray
+
+    def kl(self, name: str) -> float:
+        """Return the KL of a policy."""
+        return float(self.kl_N[self.names.index(name)])
+
+    def drawn(self, name: str) -> int:
+        """Return how many responses were drawn for a policy."""
+        return int(self.drawn_N[self.names.index(name)])
+
+    def passed(self, name: str, k: int) -> np.ndarray:
+        """Return pass@k of each prompt, %."""
+        return 100.0 * (1.0 - (1.0 - self.right_NP[self.names.index(name)].astype(float)) ** k)
 
 
 def seed_of(folder: Path, seed: int) -> Done:
-    """Train what is missing of a seed and return its points."""
+    """Return a seed from its file, for which what is missing is trained."""
+    file = folder / f"seed-{seed}.npz"
+    if not file.exists():
+        with written(file) as part:
+            np.savez_compressed(part, **trained(folder, seed)._asdict())
+    with np.load(file) as stored:
+        found = Done(**stored)
+    return found._replace(prompt_ids=found.prompt_ids.tolist(), names=found.names.tolist())
+
+
+def trained(folder: Path, seed: int) -> Done:
+    """Train what is missing of a seed and return its policies, their shares in half precision."""
     keys = {name: re.sub(r"[ .]", "-", name) for name in OFFLINE}  # as policies are named
     root = train_offline("demo", folder, seed, {keys[name]: policy for name, policy in OFFLINE.items()})
     world, stored = World(root), root / "frontier"
@@ -96,12 +116,11 @@ def seed_of(folder: Path, seed: int) -> Done:
         return np.load(file)
 
     (base,) = laws("reference", lambda: [world.law(world.reference)])
-    points = dict[str, Point]()
+    points = dict[str, tuple[float, int, np.ndarray]]()
 
     def add(name: str, law_PA: np.ndarray, drawn: int = 0) -> None:
         right_P = (np.exp(law_PA)[:, :-1] * world.right_PA).sum(axis=1)
-        passed = {k: 100.0 * (1.0 - (1.0 - right_P) ** k) for k in KS}
-        points[name] = Point(mean_kl(law_PA, base), drawn, passed)
+        points[name] = mean_kl(law_PA, base), drawn, right_P.astype(np.float16)
 
     add("reference", base)
     for name, key in keys.items():
@@ -113,10 +132,11 @@ def seed_of(folder: Path, seed: int) -> Done:
         name, rate = f"{objective} {weight:g}", TUNED[weight > 0.0][objective]
         found = laws(name, partial(on_policy, world, Rival(objective, objective, weight, rate), seed))
         for steps, law_PA in zip(SNAPSHOTS, found, strict=True):
-            add(name if steps == SNAPSHOTS[-1] else f"{name} after {steps}", law_PA, steps * PROMPTS * GROUP)
+            if steps == SNAPSHOTS[-1] or weight in DRAWN_WEIGHTS:
+                add(name if steps == SNAPSHOTS[-1] else f"{name} after {steps}", law_PA, steps * PROMPTS * GROUP)
     for k, nats in chain.from_iterable(product([k], LIMITS[k]) for k in KS):
         add(f"limit {k} {nats:g}", best_at_kl(base, world.right_PA, k, nats))
-    return Done(world.asked, points)
+    return Done(world.asked, [*points], *map(np.array, zip(*points.values(), strict=True)))
 
 
 def saved(world: World, name: str) -> list[np.ndarray]:
@@ -140,8 +160,8 @@ def on_policy(world: World, rival: Rival, seed: int) -> list[np.ndarray]:
 
 def line(axes: Axes, seeds: Sequence[Done], names: Sequence[str], k: int, drawn: bool = False, **look: Any) -> None:
     """Draw pass@k of points over KL or responses drawn, in the order of names, with the interval of each."""
-    found = [interval([Trained(seed.prompt_ids, seed.points[name].passed[k]) for seed in seeds]) for name in names]
-    at = [np.mean([seed.points[name].drawn if drawn else seed.points[name].kl for seed in seeds]) for name in names]
+    found = [interval([Trained(seed.prompt_ids, seed.passed(name, k)) for seed in seeds]) for name in names]
+    at = [np.mean([seed.drawn(name) if drawn else seed.kl(name) for seed in seeds]) for name in names]
     ends = [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
     axes.errorbar(at, [one.mean for one in found], yerr=ends, markersize=4, elinewidth=0.8, **look)
 
@@ -162,12 +182,12 @@ def draw(seeds: Sequence[Done], path: Path) -> None:
     for kl, look in FEW_KLS.items():
         names = [*(f"{prompts} prompts, {kl:g}" for prompts in FEW), f"aware {kl:g}"]
         line(axes, seeds, names, SERVED, drawn=True, color=COLORS["aware"], marker="o", ls=look)
-    for kind, (weight, look) in product(OBJECTIVES, ((0.0, ":"), (WEIGHTS[-2], "--"))):
+    for kind, (weight, look) in product(OBJECTIVES, DRAWN_WEIGHTS.items()):
         names = [f"{kind} {weight:g} after {steps}" for steps in SNAPSHOTS[:-1]] + [f"{kind} {weight:g}"]
         line(axes, seeds, names, SERVED, drawn=True, color=COLORS[kind], marker="s", ls=look)
     axes.set(xscale="log", xlabel="responses drawn", ylabel=f"pass@{SERVED}, %")
-    said = [f"{kl:g} nats ({look})" for kl, look in FEW_KLS.items()]
-    axes.set_title(f"stored: {', '.join(said)}\non-policy: KL weight {WEIGHTS[-2]:g} (--), 0 (··)", fontsize="small")
+    few, weights = (", ".join(f"{one:g} ({look})" for one, look in of.items()) for of in (FEW_KLS, DRAWN_WEIGHTS))
+    axes.set_title(f"stored, at nats: {few}\non-policy, weight of the KL: {weights}", fontsize="small")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4)
     for one in grid.flat:
@@ -178,23 +198,21 @@ def draw(seeds: Sequence[Done], path: Path) -> None:
 def print_table(seeds: Sequence[Done]) -> None:
     """Print KL, responses drawn and pass@k of each point."""
     print(f"| policy | KL, nats | responses drawn | {' | '.join(f'pass@{k}' for k in KS)} |\n|{'---|' * (3 + len(KS))}")
-    for name in seeds[0].points:
-        own = [seed.points[name] for seed in seeds]
-        kl, drawn = np.mean([point.kl for point in own]), own[0].drawn
-        cells = [cell([Trained(seed.prompt_ids, seed.points[name].passed[k]) for seed in seeds]) for k in KS]
+    for name in seeds[0].names:
+        kl, drawn = np.mean([seed.kl(name) for seed in seeds]), seeds[0].drawn(name)
+        cells = [cell([Trained(seed.prompt_ids, seed.passed(name, k)) for seed in seeds]) for k in KS]
         print(f"| {name} | {kl:.3f} | {drawn:,} | {' | '.join(cells)} |")
 
 
 def ahead(seed: Done, name: str, k: int) -> Trained | None:
     """Return by how much `aware` is ahead at a policy's KL, between its own two budgets; None outside of all."""
-    own, theirs = [seed.points[f"aware {kl:g}"] for kl in BUDGETS], seed.points[name]
-    kls = np.log([point.kl for point in own])
-    place = int(np.searchsorted(kls, np.log(max(theirs.kl, 1e-9))))
-    if not 0 < place < len(own):
+    kls, kl = np.log([seed.kl(f"aware {nats:g}") for nats in BUDGETS]), np.log(max(seed.kl(name), 1e-9))
+    place = int(np.searchsorted(kls, kl))
+    if not 0 < place < len(kls):
         return None
-    share = (np.log(theirs.kl) - kls[place - 1]) / (kls[place] - kls[place - 1])
-    there = (1.0 - share) * own[place - 1].passed[k] + share * own[place].passed[k]
-    return Trained(seed.prompt_ids, there - theirs.passed[k])
+    share = (kl - kls[place - 1]) / (kls[place] - kls[place - 1])
+    lower, upper = (seed.passed(f"aware {nats:g}", k) for nats in BUDGETS[place - 1 : place + 1])
+    return Trained(seed.prompt_ids, (1.0 - share) * lower + share * upper - seed.passed(name, k))
 
 
 def print_leads(seeds: Sequence[Done]) -> None:
@@ -205,7 +223,7 @@ def print_leads(seeds: Sequence[Done]) -> None:
         found = {k: [one for seed in seeds if (one := ahead(seed, name, k)) is not None] for k in KS}
         if all(len(leads) == len(seeds) for leads in found.values()):
             cells = [f"{one.mean:+.1f} ({one.low:+.1f} to {one.high:+.1f})" for one in map(interval, found.values())]
-            kl = np.mean([seed.points[name].kl for seed in seeds])
+            kl = np.mean([seed.kl(name) for seed in seeds])
             print(f"| {name} | {kl:.3f} | {' | '.join(cells)} |")
 
 

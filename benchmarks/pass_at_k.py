@@ -127,6 +127,7 @@ class World:
         self.answers = [[*ids, self.end] for ids in self.tokenizer(ANSWERS, add_special_tokens=False)["input_ids"]]
         self.asked = [prompt[-1]["content"] for prompt in self.test]
         self.right_PA = np.array([[answer in right_answers(text) for answer in ANSWERS] for text in self.asked])
+        self.test_ids = self.prompt_ids(self.test)
 
     def prompt_ids(self, prompts: Sequence[Sequence[dict[str, str]]]) -> list[list[int]]:
         """Return prompts as the chat template renders them, with the opening of a reply."""
@@ -136,8 +137,8 @@ class World:
     def law(self, model: Any) -> np.ndarray:
         """Return log π of each answer and of all else, (prompts, answers + 1)."""
         given, parts = torch.tensor(self.answers), []
-        every = self.prompt_ids(self.test)
-        for asked in (every[start : start + 50] for start in range(0, len(every), 50)):
+        for start in range(0, len(self.test_ids), 50):
+            asked = self.test_ids[start : start + 50]
             _, found = self.respond(model, asked, len(given), given.repeat(len(asked), 1))
             parts.append(found.view(len(asked), -1).double().numpy())
         found_PA = np.concatenate(parts)
@@ -147,26 +148,32 @@ class World:
     def respond(
         self, model: Any, asked: Sequence[Sequence[int]], each: int, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return ``each`` responses per prompt, drawn or ``given``, as rows of ids up to EOS, and their log π."""
+        """Return ``each`` responses per prompt, drawn or ``given``, as rows of ids up to EOS, and their log π.
+
+        Responses with the same tokens so far share a row of the cache.
+        """
         padded = self.tokenizer.pad({"input_ids": list(asked)}, padding_side="left", return_tensors="pt")
         mask = padded["attention_mask"]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         found = model(**padded, position_ids=positions, use_cache=True, logits_to_keep=1)
-        cache, logits = found.past_key_values, found.logits[:, -1].repeat_interleave(each, 0)
-        cache.batch_repeat_interleave(each)
-        mask, last = mask.repeat_interleave(each, 0), positions[:, -1:].repeat_interleave(each, 0)
-        total, running, drawn = logits.new_zeros(len(logits)), logits.new_ones(len(logits)), []
+        cache, logits, last = found.past_key_values, found.logits[:, -1], positions[:, -1:]
+        rows = torch.arange(len(asked)).repeat_interleave(each)  # of the cache, of each response
+        total, running, drawn = logits.new_zeros(len(rows)), torch.ones_like(rows), []
         for t in range(LENGTH):
             logprobs = logits.log_softmax(1)
-            tokens = logprobs.detach().exp().multinomial(1) if given is None else given[:, t : t + 1]
-            total = total + running * logprobs.gather(1, tokens)[:, 0]
+            tokens = logprobs.detach().exp()[rows].multinomial(1)[:, 0] if given is None else given[:, t]
+            total = total + running * logprobs[rows, tokens]
             drawn.append(tokens)
-            running = running * (tokens[:, 0] != self.end)
+            running = running * (tokens != self.end)
             if t + 1 < LENGTH:
-                mask, last = torch.cat([mask, torch.ones_like(tokens)], 1), last + 1
+                size = logits.shape[1]
+                pairs, rows = torch.unique(running * (rows * size + tokens), return_inverse=True)
+                parents, asked_next = pairs // size, pairs[:, None] % size
+                cache.batch_select_indices(parents)
+                mask, last = torch.cat([mask[parents], torch.ones_like(asked_next)], 1), last[parents] + 1
                 more = {"attention_mask": mask, "position_ids": last, "past_key_values": cache}
-                logits = model(tokens, use_cache=True, **more).logits[:, -1]
-        return torch.cat(drawn, 1), total
+                logits = model(asked_next, use_cache=True, **more).logits[:, -1]
+        return torch.stack(drawn, 1), total
 
     def train_rival(self, rival: Rival, seed: int) -> Iterator[tuple[Any, dict[str, float]]]:
         """Train a copy of the reference on-policy; after each step yield it with β and the KL of the last steps."""
