@@ -276,6 +276,9 @@ def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
     for given in (one, own, iter(one.values())):
         law = optimum(given, "best-of-2", kl=0.05, objective="reward")
         assert [row.tolist() for row in law.rewards_PK] == [[1, 2, 3], [0, 5]]
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}]  # one prompt, two rewards
+    table = read_reward_table(written(tmp_path / "c.jsonl", [{"prompt": chat, "reward": [1, 0]}]))
+    assert [row.tolist() for row in table] == [[0, 1]]
 
 
 @pytest.mark.parametrize(

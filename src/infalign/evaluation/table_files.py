@@ -1,5 +1,6 @@
 """Reading tables of rewards: which column is what, and which value is a reward."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from infalign.core.errors import ConfigError, DataError
 from infalign.core.spelling import listed_names
 from infalign.data.files import read_rows
 from infalign.data.lines import check_expansion
+from infalign.data.messages import read_messages
 from infalign.evaluation.reward_tables import Labels, RewardTable
 from infalign.method.calibration import Array, as_rewards, not_a_number
 
@@ -87,10 +89,11 @@ def read_reward_table(path: str | Path, reading: Reading | None = None) -> Rewar
     """Return the rewards of a .parquet, .csv, .json or .jsonl file, also compressed.
 
     A row is a response, or with a list of rewards or several columns of them the responses to a prompt. Prompts are
-    text or whole numbers and compared as text: 1 and "1" are one prompt, "01" is another. Numbers keep the precision of
-    the file; booleans and words such as C and I, passed and failed count as 1 and 0. The model is the file where no
-    column has it. Raises DataError that names row and column for a value that is none of these, for a sample of a
-    prompt that occurs twice, and for several values in a column such as ``step``, whose rows are not pooled.
+    lists of messages, text or whole numbers, compared as text: 1 and "1" are one prompt, "01" is another. Numbers keep
+    the precision of the file; booleans and words such as C and I, passed and failed count as 1 and 0. The model is the
+    file where no column has it. Raises DataError that names row and column for a value that is none of these, for a
+    sample of a prompt that occurs twice, and for several values in a column such as ``step``, whose rows are not
+    pooled.
     """
     path, reading = Path(path), reading or Reading()
     if path.suffix == ".parquet":
@@ -178,6 +181,8 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
                         values.append(_prompt_text(value) if role == "prompt" else str(value))
                 except ValueError as error:
                     raise DataError(f"{where}, prompt {response['prompt']!r}: {name} is {error}") from None
+                except DataError as error:
+                    raise DataError(f"{where}: {error}") from None
     numbers = {role: np.array(by_role.pop(role), float) for role in NUMBERS if role in by_role}
     for role, where in absent.items():
         if np.isnan(numbers[role]).all():
@@ -204,11 +209,9 @@ def _responses(row: Mapping[str, Any], roles: Columns) -> Iterator[dict[str, Any
             continue
         if not rewards:
             yield response | {"reward": None}
+        lists = {role: value for role, value in response.items() if isinstance(value, list) and not _is_chat(value)}
         for i in range(len(rewards)):
-            yield {
-                role: value[i] if isinstance(value, list) and len(value) == len(rewards) else value
-                for role, value in response.items()
-            }
+            yield response | {role: value[i] for role, value in lists.items() if len(value) == len(rewards)}
 
 
 def checked_table(
@@ -289,7 +292,13 @@ def _number(value: Any, csv: bool, words: set[str], *, nan: bool) -> float:
     return reward
 
 
+def _is_chat(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(turn, dict) for turn in value)
+
+
 def _prompt_text(value: object) -> str:
+    if _is_chat(value):
+        return json.dumps(read_messages(value, "prompt"), ensure_ascii=False, sort_keys=True)
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"of type {type(value).__name__}; it must be text or a whole number")
+        raise ValueError(f"of type {type(value).__name__}; it must be text, a whole number or a list of messages")
     return str(value)
