@@ -270,15 +270,14 @@ def test_rewards_by_prompt_are_what_a_law_takes(tmp_path: Path) -> None:
     table = read_reward_table(written(tmp_path / "t.jsonl", rows_of({"a": [[3, 1, 2], [0, 5]], "b": [[1], [1]]})))
     with pytest.raises(DataError, match="has the models a, b; take the rows of one"):
         table.rewards_by_prompt()
-    own = table.take(table.models.codes == 0)
-    one = own.rewards_by_prompt()
+    one = (own := table.take(table.models.codes == 0)).rewards_by_prompt()
     assert {prompt: row.tolist() for prompt, row in one.items()} == {"p0": [1, 2, 3], "p1": [0, 5]}
     for given in (one, own, iter(one.values())):
         law = optimum(given, "best-of-2", kl=0.05, objective="reward")
         assert [row.tolist() for row in law.rewards_PK] == [[1, 2, 3], [0, 5]]
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}]  # one prompt, two rewards
-    table = read_reward_table(written(tmp_path / "c.jsonl", [{"prompt": chat, "reward": [1, 0]}]))
-    assert [row.tolist() for row in table] == [[0, 1]]
+    path = written(tmp_path / "c.jsonl", [{"prompt": chat, "reward": [1, 0]}])
+    assert [*map(list, read_reward_table(path))] == [[0, 1]]
 
 
 @pytest.mark.parametrize(
