@@ -124,14 +124,10 @@ class ByName(UserReward):
         kept = {name: values for name, values in columns.items() if name not in GIVEN}
         if self._form == VERL:
             kept = _as_verl(kept, len(prompts))
-        needed = [
-            parameter.name
-            for parameter in self.parameters.values()
-            if parameter.default is Parameter.empty
-            and parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
-            and parameter.name not in given
-        ]
-        for name in needed:
+        for name, parameter in self.parameters.items():
+            takes_rest = parameter.kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+            if takes_rest or parameter.default is not Parameter.empty or name in given:
+                continue
             if name in GIVEN:
                 where = "exists only inside TRL" if name in TRAINER else "is an argument of another form"
                 raise ConfigError(f"{self.name} needs {name}, which {where}; give it a default, or remove it")

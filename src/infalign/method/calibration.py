@@ -102,8 +102,7 @@ def calibrate(rewards: ArrayLike, sorted_reference_rewards: ArrayLike) -> Array:
     row by row. Ties count 1/2, so a rollout ranked among a set that contains itself gets its mid-rank.
     With probability at least 1 − δ the error is below sqrt(log(2/δ)/2K) for all rewards at once (DKW).
 
-    Raises DataError if a reward is not finite (in a sorted look-up NaN would rank best), if K < 2, or if the
-    reference rewards are not sorted.
+    Raises DataError if a reward is not finite (NaN would rank best), if K < 2, or if references are not sorted.
 
     >>> calibrate([0.5, 2.0], [0.0, 1.0, 2.0, 3.0])
     array([0.25 , 0.625])

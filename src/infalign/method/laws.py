@@ -43,11 +43,9 @@ class Law:
     kl_over: KLOver
 
     def __post_init__(self) -> None:
-        if np.shape(self.log_ratios_PK) != np.shape(self.rewards_PK):
-            raise DataError(
-                f"a law needs a log-ratio for each reward, found shapes {np.shape(self.log_ratios_PK)} and "
-                f"{np.shape(self.rewards_PK)}"
-            )
+        of_ratios, of_rewards = np.shape(self.log_ratios_PK), np.shape(self.rewards_PK)
+        if of_ratios != of_rewards:
+            raise DataError(f"a law needs a log-ratio for each reward, found shapes {of_ratios} and {of_rewards}")
 
     @property
     def procedure(self) -> RankProcedure:

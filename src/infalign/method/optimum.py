@@ -3,8 +3,7 @@
 A prompt's K reference rollouts have m distinct rewards v_1 < … < v_m with shares p_j. The optimum keeps the reference's
 distribution among equal rewards and moves only the masses q_j. A procedure that looks at ranks serves class j with
 probability h(F_j) − h(F_{j−1}), F_j = q_1 + … + q_j, so the objective is J(q) = Σ_j (h(F_j) − h(F_{j−1}))·w_j, and the
-optimum of J − β·KL fulfils q_j ∝ p_j·exp(g_j/β), where g_j = −Σ_{i=j}^{m−1} h′(F_i)(w_{i+1} − w_i) is the transformed
-reward.
+optimum of J − β·KL has q_j ∝ p_j·exp(g_j/β). The transformed reward is g_j = −Σ_{i=j}^{m−1} h′(F_i)(w_{i+1} − w_i).
 """
 
 import re
@@ -118,7 +117,6 @@ class Optimum(Law):
 
     @property
     def procedure(self) -> RankProcedure:
-        """The procedure that it is the optimum for."""
         return self.shaping.procedure
 
 
@@ -134,12 +132,11 @@ def optimum(
 ) -> Optimum:
     """Return the policy that maximizes the mean of J − β·KL on K stored rewards of each of P prompts, exact for ties.
 
-    K may differ between prompts.
-    Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards are equal at 0. ``objective``
-    is the expected served reward or the win rate against the reference served alike; for 0/1 rewards they have the same
-    optima (β of the win rate is half as large) and the first is the default. The share of c successes of K, where
-    rewards have two values, is (c + ½)/(K + 1): a prompt without a success is trained on too, and the law over its
-    rollouts leaves out the mass of what none of them is. Not ``smoothed`` it is c/K.
+    K may differ between prompts. Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards
+    are equal at 0. ``objective`` is the expected served reward or the win rate against the reference served alike; for
+    0/1 rewards they have the same optima (β of the win rate is half as large) and the first is the default. The share
+    of c successes of K, where rewards have two values, is (c + ½)/(K + 1): a prompt without a success is trained on
+    too, and the law over its rollouts leaves out the mass of what none of them is. Not ``smoothed`` it is c/K.
 
     Where no β spends ``kl``, as Worst-of-N can have it, β is the smallest that spends less. Below 95 % of ``kl``, other
     local optima, with more KL, then replace the best ones, by gain per nat, as long as the budget lasts; prompts with
@@ -156,15 +153,16 @@ def optimum(
     rewards = reward_rows(rewards_PK)
     if objective not in (None, *(known := get_args(Goal))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
-    if objective is None:
-        if np.unique(np.concatenate(rewards)).size > 2:
-            raise ConfigError(
-                "rewards have more than two values, so name the objective, reward or win-rate; in a recipe, "
-                "transform: optimal:reward or optimal:win-rate"
-            )
-        objective = "reward"
+    values = np.unique(np.concatenate(rewards)).tolist()
+    if objective is None and len(values) > 2:
+        raise ConfigError(
+            "rewards have more than two values, so name the objective, reward or win-rate; in a recipe, "
+            "transform: optimal:reward or optimal:win-rate"
+        )
+    objective = objective or "reward"
     check_strength(kl, beta)
-    pair = _pair_of(rewards) if smoothed else None
+    low, high = values if len(values) == 2 else (0.0, 1.0)  # also where all are 0, or all 1
+    pair = (low, high) if smoothed and {*values} <= {low, high} else None
     references = [np.sort(row) for row in rewards]
     laws = Classes.of(references, served, objective, pair)
     found_beta = float(beta) if beta is not None else laws.beta_at(float(kl or 0.0))
@@ -177,8 +175,7 @@ def optimum(
     log_z = logsumexp(solved.g / found_beta, b=laws.p, axis=1)
     rows = zip(rewards, laws.of_prompt, strict=True)
     log_ratios_PK = stacked([laws.at(row, law, solved) / found_beta - log_z[law] for row, law in rows])
-    of_laws = solved.kl, -np.log(laws.p[:, -1]), solved.value
-    spent, largest_kl, value = map(laws.mean, of_laws)
+    spent, largest_kl, value = map(laws.mean, (solved.kl, -np.log(laws.p[:, -1]), solved.value))
     if kl is not None and spent < 0.95 * kl:
         after = laws.mean(laws.solve(found_beta * (1.0 - 1e-9), raised).kl)
         warnings.warn(
@@ -194,9 +191,8 @@ def left_out(law: Law) -> Law:
 
     For a checker's rewards p is then (c + a)/(K − 1 + a + b), with c successes of the others and a Beta(a, b) prior
     that fits the successes of all prompts: the probability that a rollout is right, given the rewards of the others. So
-    e^T has the mean 1 over rollouts. A rate that the rollout itself is part of says less of both outcomes:
-    what it leaves of the mass belongs to no rollout, and a network moves it to tokens that none of them has. Laws for
-    other rewards stay as they are.
+    e^T has the mean 1 over rollouts. A rate that the rollout itself is part of leaves mass that belongs to no rollout,
+    which a network moves to tokens that none of them has. Laws for other rewards stay as they are.
     """
     shaping = law.shaping
     if not isinstance(shaping, Optimal) or shaping.pair is None:
@@ -224,13 +220,6 @@ def fitted_prior(counts_P: ArrayLike, sizes_P: ArrayLike) -> tuple[float, float]
 
     a, b = np.exp(minimize(cost, np.log(JEFFREYS), bounds=[PRIORS] * 2).x)
     return float(a), float(b)
-
-
-def _pair_of(rewards_PK: Sequence[Array] | Array) -> Pair | None:
-    """Return the two values of rewards that have two, 0 and 1 for all equal ones of these; None for others."""
-    values = {*np.unique(np.concatenate([*rewards_PK])).tolist()}
-    low, high = (*sorted(values), 0.0, 1.0)[:2] if len(values) == 2 else (0.0, 1.0)
-    return (low, high) if values <= {low, high} else None
 
 
 def by_ranks(procedure: Served | str, what: str = "the optimum") -> RankProcedure:
@@ -302,7 +291,7 @@ class Classes:
         q, g = self._masses(log_z, law, beta)
         q /= q.sum(axis=1, keepdims=True)
         kl = xlogy(q, q / np.where(self.p[law] > 0, self.p[law], 1.0)).sum(axis=1)
-        value = self.served(q, self.w[law])
+        value = (np.diff(self.procedure.distortion(cumulated(q)), axis=1) * self.w[law]).sum(axis=1)  # J
         last = np.append(np.diff(np.sort(law)) > 0, True)
         chosen = np.lexsort((value - beta * kl, law))[last]  # of each law the best, which is its last
         if raised is not None:
@@ -321,10 +310,6 @@ class Classes:
             left -= share[law] * nats[law] * raised[law]
         return raised
 
-    def served(self, q: Array, w: Array) -> Array:
-        """Return J of policies with the masses ``q``, (L, m)."""
-        return np.asarray((np.diff(self.procedure.distortion(cumulated(q)), axis=1) * w).sum(axis=1))
-
     def mean(self, of_laws: Array) -> float:
         return float(of_laws[self.of_prompt].mean())
 
@@ -336,7 +321,6 @@ class Classes:
                 f"a KL of {kl:g} nats cannot be spent on these rewards; it must be positive and below "
                 f"{largest:.4g}, the mean of −log of the share of a prompt's best reward"
             )
-
         start = float(np.log(np.ptp(self.w, axis=1).max() or 1.0))
         root = find_log_beta(lambda x: self.mean(self.solve(float(np.exp(x))).kl), kl, start=start)
         if not root.found:
@@ -350,9 +334,8 @@ class Classes:
         below = cumulated(solved.q[[law], first:])[0]  # F_0 = 0, F_1, …, F_m = 1
         place = np.searchsorted(values, rewards)  # of the first class that is not below
         known = np.append(values, np.nan)[place] == rewards
-        if self.objective == "reward":
-            worth = rewards
-        else:
+        worth = rewards
+        if self.objective == "win-rate":
             worth = self.procedure.distortion(cumulated(self.p[[law], first:])[0])[place]
         above = np.append(g, 0.0)[place] - self.procedure.density(below[place]) * (np.append(w, w[-1])[place] - worth)
         return np.where(known, np.append(g, 0.0)[place], above)

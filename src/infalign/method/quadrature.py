@@ -79,9 +79,8 @@ class Panels:
     def between(self, values: Array, parts: Array) -> tuple[Array, Array, Array]:
         """Return v, the values and their integral to 1 at ``parts`` of each panel, 0 its lower end, (panels, parts)."""
         coefficients = values @ ANALYSIS.T
-        rest = self._after(values)[:, None] + self.width[:, None] * (
-            coefficients @ (_integrals(np.ones(1)) - _integrals(parts)).T
-        )
+        above = coefficients @ (_integrals(np.ones(1)) - _integrals(parts)).T
+        rest = self._after(values)[:, None] + self.width[:, None] * above
         own = self.start[:, None] + self.width[:, None] * np.where(self.upper[:, None], 1.0 - parts, parts)
         v = np.where(self.upper[:, None], own, 1.0 - own)
         return v, coefficients @ legvander(2.0 * parts - 1.0, NODES - 1).T, rest

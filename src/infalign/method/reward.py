@@ -35,12 +35,10 @@ class CalibratedReward:
     ``reward(prompts, responses)`` scores a whole batch at once; prompts are as the dataset has them (text or messages),
     responses are text. TRL's ``reward(prompts, completions, **columns)`` and verl's form are known by their parameters,
     and columns of the dataset reach the function by name, as does what TRL gives besides. The dataset carries the
-    column ``reference_rewards``: for each prompt the sorted rewards of its K reference rollouts under the same reward
-    function.
+    column ``reference_rewards``: for each prompt the sorted rewards of its K reference rollouts by the same function.
 
     ``shaping`` may be a spelling, such as ``"exp:10"``. Raises DataError if the column is missing, or a reward is not
-    finite (TRL would train on it in silence), and ConfigError for a shaping that does not exist or a function of no
-    known form.
+    finite (TRL would train on it in silence), and ConfigError for an unknown shaping or a function of no known form.
 
     >>> reward = CalibratedReward(lambda prompts, responses: [len(text) for text in responses], "exp:10")
     >>> [round(score, 4) for score in reward(["Hi!"] * 2, ["Hello.", "Yo."], [[2, 3, 5, 9]] * 2)]

@@ -42,8 +42,7 @@ class Shaping(Protocol):
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
         """Return the shaped ``rewards``, of any shape, of one prompt with sorted references; the result is finite.
 
-        Raises DataError where calibration does: for rewards that are not finite, and for fewer than 2 or unsorted
-        references.
+        Raises DataError as `calibrate` does: for rewards that are not finite, for fewer than 2 or unsorted references.
         """
 
 
@@ -94,8 +93,7 @@ class PAR(NotByRank):
 class LSC(NotByRank):
     """Log-sigmoid of the centered reward: log σ(r − q), with q a quantile of the prompt's reference rewards.
 
-    Wang et al. 2024, arXiv 2402.00742; between two references the quantile is interpolated. Raises ConfigError for a
-    ``quantile`` outside [0, 1].
+    Wang et al. 2024, arXiv 2402.00742. The quantile is interpolated. Raises ConfigError for one outside [0, 1].
     """
 
     quantile: float = 0.85
@@ -106,13 +104,11 @@ class LSC(NotByRank):
 
     @property
     def name(self) -> str:
-        """``lsc:0.85`` for the quantile 0.85."""
         return f"lsc:{self.quantile:.15g}"
 
     def __call__(self, rewards: ArrayLike, reference_rewards_K: Array) -> Array:
-        return np.asarray(
-            log_expit(_checked(rewards, reference_rewards_K) - np.quantile(reference_rewards_K, self.quantile))
-        )
+        centered = _checked(rewards, reference_rewards_K) - np.quantile(reference_rewards_K, self.quantile)
+        return np.asarray(log_expit(centered))
 
 
 def parse_shaping(name: str) -> Shaping:
@@ -178,9 +174,8 @@ def mean_kl(shaped_PK: Array, beta: float) -> float:
 def budget_beta(shaped_PK: Array, kl: float) -> float:
     """Return the β at which the laws ∝ e^{s/β} over the K rollouts of each prompt spend ``kl`` nats on average.
 
-    KL is to the uniform law over the rollouts. The β goes with the shaped rewards as they are: multiply it by the
-    shaping's scale for the β that users type. Raises ConfigError for a budget that is not positive, or that the
-    rollouts cannot spend: as β → 0 they reach log K, less the log of the number that tie at the top.
+    KL is to the uniform law over the rollouts. Multiply the β by the shaping's scale for the one that users type.
+    Raises ConfigError for a budget that is not positive, or that the rollouts cannot spend.
     """
     shaped_PK = np.asarray(shaped_PK, float)
     spread = float(np.ptp(shaped_PK, axis=1).max(initial=0.0)) or 1.0

@@ -178,7 +178,6 @@ class Power(ByRank):
 
     @property
     def name(self) -> str:
-        """``power:7`` for the exponent 7."""
         return f"power:{self.m:.15g}"
 
     scale = 1.0
@@ -214,8 +213,7 @@ class Tabulated(ByRank):
     slope: Array = field(repr=False)
 
     def __post_init__(self) -> None:
-        columns = {"v": self.v, "phi": self.phi, "slope": self.slope}
-        for column, values in columns.items():
+        for column, values in (("v", self.v), ("phi", self.phi), ("slope", self.slope)):
             if values.ndim != 1 or values.shape != self.v.shape or not (np.abs(values) <= LARGEST_VALUE).all():
                 raise ConfigError(
                     f"{self.name}: {column} must be a list of finite numbers (at most {LARGEST_VALUE:g}), as long as v"

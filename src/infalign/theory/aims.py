@@ -123,7 +123,6 @@ class StoredOptimum(Aim):
 
     @property
     def name(self) -> str:
-        """``optimal``, ``optimal:reward`` or ``optimal:win-rate``."""
         return "optimal" if self.objective is None else f"optimal:{self.objective}"
 
     def at(self, procedure: Served, kl: float | None, beta: float | None) -> Self:
@@ -149,7 +148,6 @@ class WinRateOptimum(StoredOptimum):
     name = "optimum"
 
     def law(self, rewards_PK: ArrayLike) -> Law:
-        """Return the optimum, at the β of continuous ranks where no rewards tie."""
         if self.kl is None or tied_prompts(np.sort(reward_table(rewards_PK), axis=1)).any():
             return super().law(rewards_PK)
         law = optimum(rewards_PK, self.procedure, beta=self._rank_law(self.kl).beta, objective=self.objective)

@@ -27,7 +27,6 @@ REMEMBERED_STEPS, SHARE = 5, 0.5  # SHARE of the change that a step takes: undam
 SETTLED, NEARLY_SETTLED = 1e-13, 1e-3  # largest change of F in a step
 MAX_REFINEMENTS, MAX_PANELS, ACCURACY = 40, 400, 1e-11  # of integrals
 LOG_BETAS, FIRST_STEP = (LOWEST_LOG_BETA, -LOWEST_LOG_BETA), 0.1  # for a Φ of range 1
-
 TILTS = (1.0, 20.0, -20.0)  # Φ ∝ e^{tu} of the first policies: from several, since several may solve the equation
 
 
@@ -170,8 +169,7 @@ class Contest:
 def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float | None = None) -> tuple[float, Array]:
     """Return β and the log density of the law ∝ e^{Φ/β} that spends ``kl`` nats.
 
-    The ``weight`` of the values of ``phi`` sums to 1, and ``guess`` is a β nearby. Raises ConfigError if no β spends so
-    much.
+    The ``weight`` of the values sums to 1, and ``guess`` is a β nearby. Raises ConfigError if no β spends so much.
     """
     range_of_phi = float(np.ptp(phi))
     if not range_of_phi > 0:

@@ -59,17 +59,15 @@ def curve_point(
 ) -> Point:
     """Return the point of ``transform``, or of the optimum for ``procedure``, at the paper's ``beta`` or ``kl`` nats.
 
-    ``base`` serves the base policy, by default ``procedure``.
-
-    Raises ConfigError unless exactly one of ``beta`` and ``kl`` is given, positive and within reach, and InfalignError
-    for a point that could not be computed to 1e-4.
+    ``base`` serves the base policy, by default ``procedure``. Raises ConfigError unless exactly one of ``beta`` and
+    ``kl`` is given, positive and within reach, and InfalignError for a point that could not be computed to 1e-4.
     """
     check_strength(kl, beta)
     more: dict[str, Any] = {}
     if isinstance(transform, str):
         optimum = rank_optimum(procedure, beta=beta, kl=kl, base=base)
         law, spent, wins = optimum.law, optimum.kl, optimum.win_rate
-        more = {name: getattr(optimum, name) for name in ("residual", "self_check")}
+        more = {"residual": optimum.residual, "self_check": optimum.self_check}
     else:
         law = law_at_kl(transform, kl=kl) if kl is not None else aligned_law(transform, beta=beta or 0.0)
         spent, wins = law.kl, law.win_rate(procedure, base)

@@ -102,7 +102,7 @@ def finite_rollouts(
             f"{rollouts} rollouts cannot spend a KL of {kl} nats; the budget must be positive and below "
             f"{float(kls(LOG_BETAS[0]).mean()):.4g}, and not so small that it is rounding"
         )
-    log_beta = root.log_beta
+    log_beta, kls_P = root.log_beta, kls(root.log_beta)
 
     def win_rates(lengths: Array, log_beta: float, nodes: int) -> Array:
         masses = lengths * np.exp(phi_C * np.exp(-log_beta))
@@ -115,12 +115,10 @@ def finite_rollouts(
         nodes *= 2
         now, finer = finer, win_rates(pilot, log_beta, 2 * nodes)
     nearby = log_beta + 1e-4
-    price = (win_rates(pilot, nearby, nodes) - now).mean() / (kls(nearby) - kls(log_beta))[:PILOT].mean()
+    price = (win_rates(pilot, nearby, nodes) - now).mean() / (kls(nearby) - kls_P)[:PILOT].mean()
     rows = max(1, CHUNK // (rollouts + 1))
-    win_rates_P = np.concatenate(
-        [win_rates(lengths_PC[start : start + rows], log_beta, nodes) for start in range(0, prompts, rows)]
-    )
-    kls_P = kls(log_beta)
+    parts = (lengths_PC[start : start + rows] for start in range(0, prompts, rows))
+    win_rates_P = np.concatenate([win_rates(part, log_beta, nodes) for part in parts])
     beta = float(np.exp(log_beta)) * transform.scale
     priced_P = win_rates_P - price * (kls_P - kl)
     return FiniteRollouts(transform, procedure, base, beta, float(kls_P.mean()), priced_P)

@@ -43,7 +43,8 @@ def rank_optimum(
     """Return the policy with the largest W − ``beta``·KL, or with the largest W at a KL budget, in nats.
 
     ``base`` serves the base policy, by default ``procedure``. Φ'(u) = h'(F(u))·h₀'(u) (docs/derivations.md, optimum of
-    a rank procedure). Raises ConfigError unless one is given, positive and finite, and for a budget out of reach.
+    a rank procedure). Raises ConfigError unless one is given, positive and finite, for a budget out of reach, and where
+    1 − W is rounding, so that the table, by an independent quadrature, does not have the policy's KL and win rate.
 
     >>> round(rank_optimum("best-of-4", kl=1.0).win_rate, 4)
     0.9411
@@ -54,22 +55,14 @@ def rank_optimum(
     procedure = as_procedure(procedure)
     contest = Contest(procedure, as_procedure(base or procedure))
     policy = contest.best(kl) if kl is not None else _best_at_beta(contest, beta or 0.0)
-    return certified(contest, policy, f"optimal:{procedure.name}")
-
-
-def certified(contest: Contest, policy: RankPolicy, name: str) -> RankOptimum:
-    """Return a policy as a table of its Φ, with what an independent quadrature of the table says of it.
-
-    Raises ConfigError where 1 − W is rounding, so that the table does not have the policy's KL and win rate.
-    """
-    table = _table(contest, policy, name)
+    table = _table(contest, policy)
     law = aligned_law(table, beta=policy.beta)
     residual, wins = stationarity(contest, law)
     won = contest.win_rate(policy)
     self_check = max(abs(law.kl - policy.kl), abs(wins - won))
     if self_check > MAX_ERROR:
         raise contest.not_found(policy.kl)
-    return RankOptimum(contest.procedure, table, policy.beta, policy.kl, won, residual, self_check, law)
+    return RankOptimum(procedure, table, policy.beta, policy.kl, won, residual, self_check, law)
 
 
 def stationarity(contest: Contest, law: RankLaw) -> tuple[float, float]:
@@ -83,7 +76,7 @@ def stationarity(contest: Contest, law: RankLaw) -> tuple[float, float]:
     return float(np.max(np.minimum(np.exp(log_density), 1.0) * np.abs(misfit))), contest.win_rate(policy)
 
 
-def _table(contest: Contest, policy: RankPolicy, name: str) -> Tabulated:
+def _table(contest: Contest, policy: RankPolicy) -> Tabulated:
     """Return Φ of a policy as a table, with two knots where it jumps."""
     _, slope, jump = contest.gradient(policy.panels, policy.cdf, policy.below)
     v, slopes, rest = policy.panels.between(slope, np.append(KNOTS, 1.0))
@@ -98,7 +91,7 @@ def _table(contest: Contest, policy: RankPolicy, name: str) -> Tabulated:
     kept = np.append(True, np.diff(v) > 0)  # rounding may move knots onto their neighbors
     kept[np.flatnonzero(kept)[-1]] = False
     kept[-1] = True
-    return Tabulated(name, v[kept], phi[kept], slopes[kept])
+    return Tabulated(f"optimal:{contest.procedure.name}", v[kept], phi[kept], slopes[kept])
 
 
 def _best_at_beta(contest: Contest, beta: float) -> RankPolicy:

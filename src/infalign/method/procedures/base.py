@@ -43,7 +43,8 @@ class Votes:
     number: int
 
 
-Serving = Generator[Draws | BaseQuantile | Votes, list[float], int]
+Ask = Draws | BaseQuantile | Votes
+Serving = Generator[Ask, list[float], int]
 """How an answer is chosen: asks, is sent what it asked for, and returns the number of the draw that is served.
 
 Draws count from 0. The next one, which was not asked for, may be served too, whatever its reward is.

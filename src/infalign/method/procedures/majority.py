@@ -31,7 +31,6 @@ class MajorityVote:
 
     @property
     def name(self) -> str:
-        """``majority-of-8`` for N = 8."""
         return f"majority-of-{self.n}"
 
     def served(self, policy: ArrayLike) -> Array:

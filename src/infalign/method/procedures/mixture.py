@@ -17,9 +17,8 @@ from infalign.method.procedures.base import Procedure, RankProcedure, Serving, c
 class Mixture:
     """Serve by a procedure drawn at random, for example when N is random or unknown: h = Σ_i w_i·h_i.
 
-    ``parts`` are (probability, procedure) pairs; every answer, of the policy and of the base, draws anew. Mixtures
-    among the parts are unfolded. Raises ConfigError unless the probabilities are non-negative and sum to 1, and for
-    Rewind-and-Repeat.
+    ``parts`` are (probability, procedure) pairs; every answer, also of the base, draws anew. Mixtures among the parts
+    are unfolded. Raises ConfigError unless the probabilities are non-negative and sum to 1, and for Rewind-and-Repeat.
 
     >>> Mixture(((0.5, BestOfN(2)), (0.5, BestOfN(4)))).name
     '0.5*best-of-2+0.5*best-of-4'

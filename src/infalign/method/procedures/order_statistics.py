@@ -48,9 +48,8 @@ class OrderStatistics:
         p, n = np.asarray(p, float), len(self.probabilities)
         total = np.zeros_like(p)
         for i, q in self._served():
-            total += q * np.exp(
-                scipy.special.xlogy(i - 1, p) + scipy.special.xlog1py(n - i, -p) - scipy.special.betaln(i, n - i + 1)
-            )
+            log_power = scipy.special.xlogy(i - 1, p) + scipy.special.xlog1py(n - i, -p)
+            total += q * np.exp(log_power - scipy.special.betaln(i, n - i + 1))
         return total
 
     def weights(self, rewards_PM: ArrayLike, thresholds_P: ArrayLike | None = None) -> Array:

@@ -11,15 +11,7 @@ from numpy.typing import ArrayLike
 from infalign.core.errors import ConfigError
 from infalign.core.user_code import function_name, imported, is_file, source_file, user_code
 from infalign.method.calibration import Array
-from infalign.method.procedures.base import (
-    BaseQuantile,
-    Draws,
-    RankProcedure,
-    Serving,
-    Votes,
-    checked_samples,
-    weights_from_counts,
-)
+from infalign.method.procedures.base import Ask, Draws, RankProcedure, Serving, checked_samples, weights_from_counts
 from infalign.method.quadrature import adapted, graded
 
 SPELLINGS = ("FILE.py:NAME (your own)",)
@@ -32,7 +24,7 @@ class Own:
 
     spelling: str
     made: Any = field(repr=False, compare=False)
-    asks: ClassVar[Any] = Draws | BaseQuantile | Votes
+    asks: ClassVar[Any] = Ask
 
     @property
     def name(self) -> str:

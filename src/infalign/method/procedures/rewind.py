@@ -119,8 +119,7 @@ class RewindAndRepeat:
 class Rewound:
     """Rewind-and-Repeat for a policy that falls below the threshold with probability ``below`` = s.
 
-    h(p) = s^N + (1 − s^N)(p − s)/(1 − s) for p ≥ s; below that p·s^{N−1} where the last draw is served, p^N where the
-    best is.
+    h(p) = s^N + (1 − s^N)(p − s)/(1 − s) for p ≥ s; below that p·s^{N−1} for the last draw, p^N for the best.
     """
 
     below: float
