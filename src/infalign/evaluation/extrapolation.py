@@ -83,9 +83,8 @@ class Counts:
         point, low, high = np.hstack([self._values(s, exact_X, target) for s, target in enumerate(target_SR)])
         if (low == high).all():
             interval = estimate_share if least == 0.0 else estimate
-            return interval(
-                of_clusters(exact_X[self.of_prompt], self.clusters_P), confidence=confidence, seed=self.seed
-            )
+            values = of_clusters(exact_X[self.of_prompt], self.clusters_P)
+            return interval(values, confidence=confidence, seed=self.seed)
         seen, weights_WX, more_W = self._weights
         mean, total = min(float(point[self.of_prompt].mean()), 1.0), weights_WX.sum(axis=1) + more_W
         lower = np.quantile((weights_WX @ low[seen] + more_W * low.min()) / total, 0.5 - confidence / 2.0)

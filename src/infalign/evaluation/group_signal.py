@@ -38,7 +38,5 @@ def groups_with_signal(
         exact = hypergeom.pmf(right, counts.n[:, None], counts.c[:, None], np.minimum(size, counts.n)[:, None])
         of_rate = has_signal @ binom.pmf(right[:, None], size, RATES)
         within = (counts.n >= size)[:, None]
-        shares.append(
-            counts.estimate((exact * within) @ has_signal, np.tile(of_rate, (counts.sizes.size, 1)), confidence=0.95)
-        )
+        shares.append(counts.estimate((exact * within) @ has_signal, np.tile(of_rate, (counts.sizes.size, 1))))
     return shares

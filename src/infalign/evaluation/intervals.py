@@ -148,9 +148,8 @@ def estimate(values_P: ArrayLike, *, confidence: float = 0.95, seed: int = 0) ->
         raise ConfigError(f"the confidence level must be between 0 and 1, found {confidence}")
     if confidence > RESAMPLED_CONFIDENCE:
         known = estimate(values, confidence=RESAMPLED_CONFIDENCE, seed=seed)
-        asked, of_known = scipy.special.stdtrit(
-            values.size - 1, 0.5 + np.array([confidence, RESAMPLED_CONFIDENCE]) / 2.0
-        )
+        chances = 0.5 + np.array([confidence, RESAMPLED_CONFIDENCE]) / 2.0
+        asked, of_known = scipy.special.stdtrit(values.size - 1, chances)
         low, high = (known.mean + asked / of_known * (end - known.mean) for end in (known.low, known.high))
         return Estimate(known.mean, float(low), float(high))
     values = np.sort(values)  # the order of prompts does not change the interval, and the mirror image mirrors it

@@ -75,9 +75,8 @@ def length_controlled(
     for rows, weight, wins, delta in served_pairs():
         at = steps(delta)
         residual = weight * (wins - expected[at + LENGTH_STEPS])
-        scores_P2[rows] += np.stack(
-            [residual.sum(axis=(1, 2)), (residual * at).sum(axis=(1, 2)) / LENGTH_STEPS], axis=1
-        )
+        slopes = (residual * at).sum(axis=(1, 2)) / LENGTH_STEPS
+        scores_P2[rows] += np.stack([residual.sum(axis=(1, 2)), slopes], axis=1)
     level = expit(alpha)
     return np.asarray(level + level * (1 - level) * np.linalg.solve(curvature, scores_P2.T)[0])
 

@@ -90,15 +90,13 @@ class Part:
     @cached_property
     def clusters(self) -> NDArray[np.int32] | None:
         """The cluster of each prompt of each model. Raises DataError for a prompt with several."""
-        if self.how.cluster is None:
+        column = self.how.cluster
+        if column is None:
             return None
-        labels = _complete(self.table, self.how.cluster)
-        codes = labels.codes[self.groups.order]
+        codes = _complete(self.table, column).codes[self.groups.order]
         if (differ := self._differ(codes)).any():
             prompt = self.table.prompts.names[self.groups.prompts[differ.argmax()]]
-            raise DataError(
-                f"column {self.how.cluster} has several values for prompt {prompt!r}; a cluster has prompts"
-            )
+            raise DataError(f"column {column} has several values for prompt {prompt!r}; a cluster has prompts")
         return codes[self.groups.starts]
 
     def right(self) -> Array:

@@ -19,10 +19,7 @@ NO_LABEL = -1
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A text for each of R rows: ``names`` in the order in which they first occur, and their numbers ``codes``, (R,).
-
-    The number is −1 where a row has no text.
-    """
+    """A text for each of R rows: ``names`` as they first occur, and their numbers ``codes``, (R,), −1 for no text."""
 
     codes: NDArray[np.int32]
     names: Sequence[str]

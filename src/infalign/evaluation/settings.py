@@ -8,15 +8,8 @@ from pydantic import Field, model_validator
 from infalign.core.errors import ConfigError
 from infalign.core.settings import MAX_DRAWS, Count, Settings, spelled
 from infalign.evaluation.win_rates import rewind_samples
-from infalign.method.procedures import (
-    Extreme,
-    RewindAndRepeat,
-    Served,
-    distortion,
-    own_spellings,
-    parse_procedure,
-    rewinds,
-)
+from infalign.method.procedures import Extreme, own_spellings, parse_procedure
+from infalign.method.procedures.rewind import RewindAndRepeat, Served, distortion, rewinds
 
 
 def read_procedure(name: str) -> Served:

@@ -124,9 +124,8 @@ def _read_columns(path: Path, reading: Reading) -> RewardTable:
     prompts = labels.pop("prompt")
     if "" in prompts.names or (prompts.codes < 0).any() or not len(prompts.codes):
         raise ValueError("rows without a prompt")
-    return checked_table(
-        path, prompts, {role: values for role, values in numbers.items() if values is not None}, labels, notes, reading
-    )
+    present = {role: values for role, values in numbers.items() if values is not None}
+    return checked_table(path, prompts, present, labels, notes, reading)
 
 
 def _numbers(column: "pa.ChunkedArray[Any]", role: str, reading: Reading) -> Array | None:

@@ -158,9 +158,8 @@ def ways_to_serve(
     draws = base_procedure.n if rewinds(base_procedure) else 1
     ways = []
     for references, rest in halves(base, rewinding, draws):
-        (ours_T, a_PMT), (theirs_T, b_PBT) = (
-            _rewound(p, side, references) for p, side in ((procedure, policy), (base_procedure, rest))
-        )
+        ours_T, a_PMT = _rewound(procedure, policy, references)
+        theirs_T, b_PBT = _rewound(base_procedure, rest, references)
         if procedure == base_procedure:  # both compare with the same threshold
             ways.append((a_PMT, rest, b_PBT * (ours_T / 2)))
         else:

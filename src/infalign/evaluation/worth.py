@@ -68,9 +68,8 @@ def worth(
     for kl in kls:
         ordinary, law = (policies.at(kl) for policies in trained)
         values = [counts.estimate(exact, value, confidence=confidence) for value in (ordinary, law)]
-        more = [
-            counts.estimate(0.0 * exact, law - other, least=-1.0, confidence=confidence) for other in (base, ordinary)
-        ]
+        gains = law - base, law - ordinary
+        more = [counts.estimate(0.0 * exact, gain, least=-1.0, confidence=confidence) for gain in gains]
         worths.append(Worth(kl, today, *values, *more))
     return worths
 

@@ -32,10 +32,7 @@ def write_card(recipe: Recipe, layout: Layout, name: str, *, on_progress: OnProg
 
 
 def model_card(recipe: Recipe, results: Results, name: str, *, prompts: int) -> str:
-    """Return the card of an evaluated policy, with metadata that the hub reads, as Markdown.
-
-    ``prompts`` are those that have rollouts.
-    """
+    """Return an evaluated policy's card as Markdown, with the hub's metadata; ``prompts`` are those with rollouts."""
     from huggingface_hub import ModelCardData
 
     library = "infalign" if getattr(recipe.policies[name], "guide", None) else "transformers"

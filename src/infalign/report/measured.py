@@ -137,9 +137,8 @@ def write_measured(found: Numbers, curve: Numbers, path: Path) -> None:
             save(figure, image := Path(folder) / "figure.svg")
             svg = image.read_text(encoding="utf-8")
     page = html_template("measured.html.j2")
-    write_text(
-        path, page.render(found=found, tables=shown_tables(found), remarks=remarks(found), svg=svg[svg.index("<svg") :])
-    )
+    html = page.render(found=found, tables=shown_tables(found), remarks=remarks(found), svg=svg[svg.index("<svg") :])
+    write_text(path, html)
 
 
 def draw_measured(curve: Numbers, worth: Sequence[Numbers] = ()) -> Any:

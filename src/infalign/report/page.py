@@ -1,11 +1,9 @@
 """The report of a finished run: one HTML file that opens offline."""
 
-from base64 import b64encode
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,26 +23,14 @@ from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe
 from infalign.recipe.settings import Recipe
 from infalign.recipe.stored_laws import reference_rewards, stored_budgets
+from infalign.report import run_figures as draw
 from infalign.report.equal_kl import MAX_EXTRAPOLATION
 from infalign.report.findings import findings, sentences
 from infalign.report.results import Results, read_results
-from infalign.report.run_figures import (
-    STYLE,
-    Look,
-    Picture,
-    leads_by_k,
-    pass_at_k,
-    pass_at_k_by_kl,
-    reward_by_rank,
-    save_picture,
-    theory_curves,
-    training_curves,
-    win_rate_by_kl,
-    win_rate_by_n,
-)
+from infalign.report.run_figures import STYLE, Look, Picture, save_picture
 from infalign.report.scored_samples import ScoredSamples
 from infalign.report.tables import checker_only, comparison_rows, differences, shown_ks
-from infalign.report.templates import html_template
+from infalign.report.templates import embedded, html_template
 from infalign.report.verdict_text import SPOKEN, verdict
 from infalign.sampling.rollouts import find_rollouts
 
@@ -74,18 +60,12 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
     with matplotlib.rc_context(STYLE):
         pictures = _pictures(evaluated, results, made, looks)
         folder.mkdir(exist_ok=True)
-        figures = {
-            section: [
-                save_picture(p, folder) | {"png": _embedded(folder / f"{p.name}.png", "image/png")} for p in gallery
-            ]
-            for section, gallery in pictures.items()
-        }
+        figures = {section: [save_picture(p, folder) for p in gallery] for section, gallery in pictures.items()}
     of_kl = figures["kl"][len(results["judges"]) > 1 :]
     lead = (figures["pass_at_k"] + of_kl)[: 1 if figures["n"] else 2] + figures["n"][:1]
     html = html_template("report.html.j2").render(
         recipe=recipe,
         recipe_yaml=dump_recipe(recipe),
-        rewind=recipe.rewind,
         near=MAX_EXTRAPOLATION,
         results=results,
         spoken=SPOKEN,
@@ -99,7 +79,7 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
         comparison=comparison_rows(results),
         figures=figures,
         lead=lead,
-        results_json=_embedded(layout.results, "application/json"),
+        results_json=embedded(layout.results, "application/json"),
         budgets=budgets,
         about_budgets=about_budgets(budgets[0]) if budgets else [],
         budget_rows=budget_rows(budgets) if budgets else [],
@@ -112,36 +92,27 @@ def write(recipe: Recipe, layout: Layout, finished: Sequence[str], *, on_progres
     return {}
 
 
-def _embedded(path: Path, kind: str) -> str:
-    """Return a file as a ``data:`` address, with which the page is whole wherever it is sent."""
-    return f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}"
-
-
 def _pictures(
     evaluated: ScoredSamples, results: Results, made: Mapping[str, Record], looks: Mapping[str, Look]
 ) -> dict[str, list[Picture]]:
-    judges = sorted(results["judges"], key=("judge", "reward", "gold").index)
-    curves = theory_curves(results, looks)
+    judges = [] if checker_only(results) else sorted(results["judges"], key=("judge", "reward", "gold").index)
+    curves = draw.theory_curves(results, looks)
     others: list[Served] = [] if checker_only(results) else [Standard(), evaluated.rewind]
     served = results["truth"]["served"] if checker_only(results) else None
     return {
-        "kl": [pass_at_k_by_kl(results, str(served), looks)]
+        "kl": [draw.pass_at_k_by_kl(results, str(served), looks)]
         if served
         else [
-            win_rate_by_kl(results, procedure, by, looks, curves)
+            draw.win_rate_by_kl(results, procedure, by, looks, curves)
             for procedure in dict.fromkeys([evaluated.procedure, *others])
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],
-        "n": [win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst") if others],
-        "pass_at_k": [pass_at_k(results, looks), *leads_by_k(results, looks)] if "pass_at_k" in results else [],
-        "calibration": [] if evaluated.right_or_wrong else [reward_by_rank(reference_rewards(evaluated.layout))],
-        "training": [
-            training_curves(
-                record["subject"] or record["kind"], record["summary"]["history"], looks.get(record["subject"])
-            )
-            for record in made.values()
-            if "history" in record["summary"]
-        ],
+        "n": [draw.win_rate_by_n(results, judge, kind, looks) for judge in judges for kind in ("best", "worst")],
+        "pass_at_k": [draw.pass_at_k(results, looks), *draw.leads_by_k(results, looks)]
+        if "pass_at_k" in results
+        else [],
+        "calibration": [] if evaluated.right_or_wrong else [draw.reward_by_rank(reference_rewards(evaluated.layout))],
+        "training": [draw.training_curves(record, looks) for record in made.values() if "history" in record["summary"]],
     }
 
 
@@ -189,14 +160,15 @@ def facts(recipe: Recipe, made: Mapping[str, Record]) -> dict[str, dict[str, str
     """Return further facts for judging or repeating the run: counts of the data stage, sampling, versions, seconds."""
     rollout, test = recipe.rollout, recipe.evaluate
     summaries = {name: record["summary"] for name, record in made.items()}
-    cut_off = {
-        record["subject"]: f"{record['summary']['cut_off']:.1%} of {record['summary']['samples']:,}"
-        for record in made.values()
-        if record["kind"] == "evaluate"
-    }
-    seconds = Counter[str]()
+    cut_off, seconds = dict[str, str](), Counter[str]()
+    versions = defaultdict[str, dict[str, None]](dict)  # of each library; several if stages ran with different ones
     for record in made.values():
         seconds[record["stage"]] += record["seconds"]
+        for library, version in record["versions"].items():
+            versions[library][version] = None
+        if record["kind"] == "evaluate":
+            summary = record["summary"]
+            cut_off[record["subject"]] = f"{summary['cut_off']:.1%} of {summary['samples']:,}"
     test_prompts = summaries["evaluate-reference"]["samples"] // test.samples
     rollouts = [record["summary"] for record in made.values() if record["kind"] == "score"]
     if total := sum(summary["responses"] for summary in rollouts):
@@ -216,15 +188,6 @@ def facts(recipe: Recipe, made: Mapping[str, Record]) -> dict[str, dict[str, str
             "seed": str(recipe.seed),
         },
         f"Responses cut off at {rollout.max_new_tokens} tokens": cut_off,
-        "Versions": _versions(made),
+        "Versions": {library: ", ".join(every) for library, every in versions.items()},
         "Seconds per stage (stages can overlap)": {stage: f"{spent:.1f}" for stage, spent in seconds.items()},
     }
-
-
-def _versions(made: Mapping[str, Record]) -> dict[str, str]:
-    """Return the version of each library, or all its versions if the stages ran with different ones."""
-    by_library: dict[str, dict[str, None]] = {}
-    for record in made.values():
-        for library, version in record["versions"].items():
-            by_library.setdefault(library, {})[version] = None
-    return {library: ", ".join(versions) for library, versions in by_library.items()}

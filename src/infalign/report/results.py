@@ -160,8 +160,7 @@ def pass_at_k(
 ) -> PassAtK:
     """Return pass@k of the reference and each policy, and by whose truth; nothing if it is not known what is right.
 
-    With it are a policy's leads ``over`` the reference, at the KL that it spent, and over every other policy at one KL
-    (`AtOneKL`), None where the two are not comparable.
+    A policy's leads ``over`` the reference are at the KL that it spent, over other policies at one KL (`AtOneKL`).
     """
     names = ("reference", *policies)
     right = {name: correct_PM for name in names if (correct_PM := evaluated.correct(name)) is not None}

@@ -13,7 +13,9 @@ from infalign.core.display import INK, PAPER, QUIET, Interval, amount, gain, num
 from infalign.core.display import STYLE as ANY_STYLE
 from infalign.method.calibration import Array, calibrate
 from infalign.method.procedures import BestOfN, Served, WorstOfN
+from infalign.pipeline.records import Record
 from infalign.report.results import Results
+from infalign.report.templates import embedded
 from infalign.report.verdict_text import SPOKEN
 from infalign.theory.law import RankLaw
 
@@ -75,10 +77,7 @@ def pass_at_k_by_kl(results: Results, k: str, looks: Mapping[str, Look]) -> Pict
 def win_rate_by_kl(
     results: Results, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Curves
 ) -> Picture:
-    """Draw each policy's KL and win rate with both intervals; with the reward as judge, also the theory's curves.
-
-    A second judge gets open markers.
-    """
+    """Draw each policy's KL and win rate with both intervals; with the reward as judge, also the theory's curves."""
     policies, procedure = results["policies"], served.name
     figure, axes = axes_of("KL to the reference, nats per response", f"win rate as {procedure}, %")
     for aim, (color, laws) in curves.items() if judges == ["reward"] else ():
@@ -86,7 +85,7 @@ def win_rate_by_kl(
         axes.plot([0, *laws], [50, *expected], linestyle="--", color=color, label=f"theory, {aim}")
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
-        for judge, fill in zip(judges, (color, PAPER), strict=False):
+        for judge, fill in zip(judges, (color, PAPER), strict=False):  # a second judge gets open markers
             label = name if len(judges) == 1 else f"{name}, {judge}"
             style = {"color": color, "markerfacecolor": fill, "label": label}
             _point(axes, kl, policy["win_rates"][judge][procedure], looks[name].marker, **style)
@@ -123,9 +122,8 @@ def win_rate_by_n(results: Results, judge: str, kind: str, looks: Mapping[str, L
         if law is not None:
             expected = [100 * law.win_rate(BestOfN(n) if kind == "best" else WorstOfN(n)) for n in names]
             axes.plot(list(names), expected, "--", color=looks[name].color, label=f"theory, {name}")
-        ends.append(
-            f"{name} {share(wins['standard'])} percent at N = 1, {share(wins[names[max(names)]])} at N = {max(names)}"
-        )
+        last = max(names)
+        ends.append(f"{name} {share(wins['standard'])} percent at N = 1, {share(wins[names[last]])} at N = {last}")
     axes.axhline(50, color=QUIET, linewidth=0.8)
     legend(figure)
     drawn = judge == "reward" and any(look.law(1.0) for look in looks.values())
@@ -222,9 +220,10 @@ def reward_by_rank(rewards_PK: Array) -> Picture:
     )
 
 
-def training_curves(name: str, history: list[dict[str, Any]], look: Look | None) -> Picture:
+def training_curves(record: Record, looks: Mapping[str, Look]) -> Picture:
     """Draw what the trainer logged: the losses, or win rate, KL and reward of an on-policy solver."""
-    color = look.color if look else QUIET
+    name, history = record["subject"] or record["kind"], record["summary"]["history"]
+    color = looks[record["subject"]].color if record["subject"] in looks else QUIET
     if any("win_rate" in row for row in history):
         shown = [{"win_rate": "standard win rate"}, {"kl": "KL, nats per token"}, {"reward": "Φ of the rank"}]
     else:
@@ -237,10 +236,8 @@ def training_curves(name: str, history: list[dict[str, Any]], look: Look | None)
             if not logged:
                 continue
             steps, values = zip(*logged, strict=True)
-            held_out = key == "eval_loss"
-            axes.plot(
-                steps, values, "o-" if held_out else "-", color=INK if held_out else color, markersize=4, label=label
-            )
+            line, shade = ("o-", INK) if key == "eval_loss" else ("-", color)
+            axes.plot(steps, values, line, color=shade, markersize=4, label=label)
             last.append(f"{label} from {number(values[0], '.3g')} to {number(values[-1], '.3g')}")
         if len(shown) > 1:
             axes.set_ylabel(next(iter(panel.values())))
@@ -275,12 +272,13 @@ def save_picture(picture: Picture, folder: Path) -> dict[str, str]:
     """Write the figure as SVG and PNG; return the template's values, with the SVG stripped for embedding in HTML."""
     from markupsafe import Markup
 
-    path = folder / f"{picture.name}.svg"
+    path, image = folder / f"{picture.name}.svg", folder / f"{picture.name}.png"
     save(picture.figure, path, salt=picture.name)
     picture.figure.set_layout_engine("none")  # it is laid out now, which takes as long as drawing it
-    save(picture.figure, path.with_suffix(".png"), stamped=True)
+    save(picture.figure, image, stamped=True)
     svg = path.read_text(encoding="utf-8")
     svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg[svg.index("<svg") :])  # makes ids unique on the page
     svg = re.sub(r"(<svg [^>]*?)(?: (?:width|height)=\"[^\"]*\")", r"\1", svg)
     svg = svg.replace(PAPER, "var(--paper)").replace(INK, "var(--ink)")
-    return {"name": picture.name, "svg": Markup(svg), "caption": picture.caption, "alt": picture.alt}
+    png = embedded(image, "image/png")
+    return {"name": picture.name, "svg": Markup(svg), "png": png, "caption": picture.caption, "alt": picture.alt}

@@ -71,11 +71,8 @@ def print_pass_at_k(results: Results, console: Console, *about: str) -> None:
     table.add_section()
     for pair, leads in differences(results).items():
         table.add_row(pair, *(leads[k] for k in ks))
-    heading(
-        console,
-        f"The probability that at least one of k responses is right, by the {results['truth']['by']}",
-        *about,
-    )
+    title = f"The probability that at least one of k responses is right, by the {results['truth']['by']}"
+    heading(console, title, *about)
     console.print(table)
 
 

@@ -1,5 +1,7 @@
 """Templates of HTML pages."""
 
+from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 from infalign.core.display import amount, gain, number, ratio, share
@@ -18,3 +20,8 @@ def html_template(name: str) -> Any:
     )
     environment.filters |= {"share": share, "amount": amount, "gain": gain, "number": number, "ratio": ratio}
     return environment.get_template(name)
+
+
+def embedded(path: Path, kind: str) -> str:
+    """Return a file as a ``data:`` address, with which a page is whole wherever it is sent."""
+    return f"data:{kind};base64,{b64encode(path.read_bytes()).decode()}"

@@ -26,12 +26,9 @@ def verdict(results: Results) -> list[str]:
     wins = {name: policies[name]["win_rates"][judges[0]][served] for name in _moved(policies) or policies}
     better = [name for name in wins if wins[name]["low"] > 0.5]
     best = max(better or wins, key=lambda name: float(wins[name]["mean"]))
-    said = (
-        [_recommendation(results, best, judges)],
-        _against_others(results, judges),
-        [_what_next(results, best, judges), spread],
-    )
-    return [text for paragraph in said if (text := " ".join(paragraph))]
+    against_others = " ".join(_against_others(results, judges))
+    said = _recommendation(results, best, judges), against_others, f"{_what_next(results, best, judges)} {spread}"
+    return [paragraph for paragraph in said if paragraph]
 
 
 def _moved(policies: Mapping[str, OfPolicy]) -> list[str]:
@@ -151,10 +148,8 @@ def _by_truth(results: Results) -> list[str]:
     behind = ", ".join(n for n, rate in rates[best].items() if rate["over"]["reference"]["high"] < 0)
     first = [f"{'Recommended' if compared or not leads else f'Highest pass@{k}'}: {best}. {numbers}."]
     first += [f"Not comparable with {_listed(apart)}."] if apart else []
-    return [
-        " ".join(first + compared),
-        *([f"{best} is significantly below the reference at k = {behind}."] if behind else []),
-    ]
+    below = [f"{best} is significantly below the reference at k = {behind}."] if behind else []
+    return [" ".join(first + compared), *below]
 
 
 def _points(lead: Interval) -> str:
