@@ -1,7 +1,5 @@
 """The reward function protocol, and checks of the rewards."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict
@@ -35,7 +33,7 @@ class Batch(NamedTuple):
     responses: Sequence[str]
     columns: Sequence[str] | None = None
 
-    def take(self, rows: Sequence[int]) -> Batch:
+    def take(self, rows: Sequence[int]) -> "Batch":
         """Return some rows, in memory."""
         columns = None if self.columns is None else [self.columns[row] for row in rows]
         return Batch([self.prompts[row] for row in rows], [self.responses[row] for row in rows], columns)
@@ -50,7 +48,6 @@ class ConcurrentReward(RewardFunction, Protocol):
 
         What is under way when a batch fails comes before the error.
         """
-        ...
 
 
 def score_each(

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from infalign.core.errors import InfalignError
-from infalign.core.user_code import user_code
+from infalign.core.user_code import import_function, user_code
 from infalign.method.by_name import OWN, TRL, VERL, ByName, awaited, unlogged
 from infalign.method.reward import one_for_each
 
@@ -30,9 +30,8 @@ LATE = object()  # what is found where there was no answer
 PROGRAM = """\
 import sys
 sys.path[:] = {path!r}
-from infalign.core import user_code
 from infalign.rewards import limited
-limited.work(lambda: user_code.import_function({spec!r}), {needs!r}, {pipe})
+limited.work({spec!r}, {needs!r}, {pipe})
 """
 
 
@@ -41,8 +40,7 @@ class Limited:
     """A reward function that has ``seconds`` for each response, in a process that imports it as ``spec``.
 
     A response that takes longer, or that ends the process, gets the reward 0; a warning says how many do. The
-    process imports ``needs`` before the time counts, and what it prints goes to stderr. Raises what the function
-    raises, as InfalignError.
+    process imports ``needs`` before the time counts, and prints to stderr. Raises what it raises, as InfalignError.
     """
 
     function: Callable[..., Any]
@@ -119,13 +117,13 @@ def _end(popen: "subprocess.Popen[bytes]", connection: Connection, owner: int) -
         popen.wait()
 
 
-def work(load: Callable[[], Any], needs: str, pipe: int) -> None:
-    """Answer what comes through a pipe with what a function gives, until it is closed."""
+def work(spec: str, needs: str, pipe: int) -> None:
+    """Answer what comes through a pipe with what the function ``spec`` gives, until it is closed."""
     os.set_inheritable(pipe, False)
     connection = Connection(pipe)
     with suppress(ImportError):  # which the function reports
         import_module(needs)
-    function = load()
+    function = import_function(spec)
     function = function.function if isinstance(function, Limited) else function
     name = ByName(function).name
     connection.send(None)

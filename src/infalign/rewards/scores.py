@@ -1,7 +1,5 @@
 """Rewards that are requested once and stored as they arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -46,14 +44,12 @@ def score_to(
 ) -> Array:
     """Return the rewards of all rows, shape (rows,), and store them in ``directory``/part-00000.parquet, ….
 
-    The reward of a prompt that is left out is NaN.
-
-    Only rewards that no shard has are requested, here or in ``known``, and equal responses to one prompt are scored
-    once: a stopped run continues, rows can be added, and equal responses tie, also with those of ``known``. A shard
-    holds one or more prompts with at most ``shard_responses`` distinct responses together (one prompt may have more)
-    and is written atomically; a reward that works on many batches at once is given several shards. Shards with another
-    ``made_by`` are removed. ``on_progress`` gets numbers of distinct responses. Raises as `score`
-    does, with rows counted from the start of the shard. Responses are held in memory for a few shards only.
+    The reward of a prompt that is left out is NaN. Only rewards that no shard has are requested, here or in ``known``,
+    and equal responses to one prompt are scored once: a stopped run continues, rows can be added, and equal responses
+    tie, also with those of ``known``. A shard holds one or more prompts with at most ``shard_responses`` distinct
+    responses together (one prompt may have more) and is written atomically; a reward that works on many batches at once
+    is given several shards, and only those are held in memory. Shards with another ``made_by`` are removed.
+    ``on_progress`` gets numbers of distinct responses. Raises as `score`; rows count from the start of the shard.
     """
     prompts, responses, _ = rows
     directory.mkdir(parents=True, exist_ok=True)
@@ -98,10 +94,8 @@ def score_to(
 
 def score_shard(path: Path, reward: NamedReward, rows: Batch) -> None:
     """Score all rows into one shard as `score_to` does, which is written whole or not at all."""
-    distinct = {
-        (prompt_id(prompt), text): row
-        for row, (prompt, text) in enumerate(zip(rows.prompts, rows.responses, strict=True))
-    }
+    named = zip(_prompt_ids(rows.prompts), rows.responses, strict=True)
+    distinct = {response: row for row, response in enumerate(named)}
     batch = rows.take(list(distinct.values()))
     ((_, rewards),) = score_each(reward.function, [batch], name=reward.name)
     _write(path, reward.made_by, batch, rewards)

@@ -27,8 +27,7 @@ ROW_BYTES = 1_000_000  # of an answer for each row, at most; one of a server tha
 class RewardProtocol:
     """The body of a request for the rewards of some rows, and what its answer says of them.
 
-    ``rewards`` returns what should be one reward for each row; it raises KeyError, TypeError, ValueError or IndexError
-    for another shape.
+    ``rewards`` returns what should be one reward per row; it raises LookupError, TypeError or ValueError otherwise.
     """
 
     rows: int  # of a request
@@ -47,8 +46,7 @@ def vllm_protocol() -> RewardProtocol:
     """Return the protocol of vLLM, whose requests are a conversation each, rendered by its model's chat template.
 
     So the text is the one that the model was trained on. ``use_activation`` is off: a sigmoid would round large rewards
-    to 1. The output is ``probs`` of a sequence classifier at /classify; at /pooling it is ``data``, or its last if the
-    model has one for each token.
+    to 1. The output is ``probs`` of a classifier at /classify; at /pooling ``data``, or its last if each token has one.
     """
 
     def body(prompts: list[list[Message]], responses: list[str]) -> dict[str, Any]:
@@ -89,8 +87,7 @@ class RemoteReward:
 
     A request holds ``batch`` rows, one with vLLM's protocol, and ``in_flight`` of them are under way at once, by
     default the protocol's number. A request waits ``read_seconds`` for an answer; it is repeated after a broken
-    connection, no answer, 408, 429 and 5xx for up to ``retry_seconds``. ``api_key_env`` names the environment variable
-    with the server's key.
+    connection, no answer, 408, 429 and 5xx for up to ``retry_seconds``. ``api_key_env`` is the variable with its key.
     """
 
     url: str

@@ -1,8 +1,7 @@
-"""What an engine is: prompts, responses, and a random stream for each response.
+"""What an engine is: prompts, responses, and a random stream for each response. Needs the ``train`` extra.
 
 Samples follow the policy itself: temperature 1 and no truncation, whatever a model folder or a server would apply.
 Tokens are picked by inverse CDF from a separate random stream for each response, so K can grow without redrawing.
-Needs the ``train`` extra.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class Sampling:
 class Response(NamedTuple):
     """One response: its token ids with the EOS that ended it, and its text without special tokens.
 
-    ``finish`` is ``"stop"`` (EOS) or ``"length"``; ``logprob`` is Σ log-probability of ``token_ids``, NaN if the
-    engine gives none.
+    ``finish`` is ``"stop"`` (EOS) or ``"length"``; ``logprob`` is Σ log-probability of ``token_ids``, NaN if not known.
     """
 
     token_ids: tuple[int, ...]
@@ -68,6 +66,11 @@ class Prompt(NamedTuple):
     prompt_id: str
     token_ids: Sequence[int]
     columns: str = "{}"
+
+    def check_not_empty(self) -> None:
+        """Raise DataError for a prompt without tokens."""
+        if len(self.token_ids) == 0:
+            raise DataError(f"prompt {self.prompt_id!r} is empty; give it at least a BOS token or drop it")
 
 
 Draw = tuple[Prompt, int]
@@ -101,7 +104,6 @@ class ConcurrentEngine(Protocol):
 
         What is under way when one fails comes before the error.
         """
-        ...
 
 
 OpenEngine = AbstractContextManager[Engine | ConcurrentEngine]
@@ -133,10 +135,11 @@ class EngineSettings(Settings):
         """
 
 
-def check_prompt(prompt_ids: Sequence[int], prompt_id: str, model: Any, sampling: Sampling) -> None:
+def check_prompt(prompt: Prompt, model: Any, sampling: Sampling) -> None:
     """Raise if ``model`` cannot answer the prompt with ``max_new_tokens`` tokens."""
-    check_not_empty(prompt_ids, prompt_id)
+    prompt.check_not_empty()
     check_evaluating(model)
+    prompt_id, prompt_ids, _ = prompt
     config, longest = model.config.get_text_config(decoder=True), sampling.max_new_tokens
     context = getattr(config, "max_position_embeddings", None)
     if context is not None and len(prompt_ids) + longest > context:
@@ -153,12 +156,6 @@ def check_evaluating(model: Any) -> None:
     """Raise ConfigError for a model in training mode."""
     if model.training:
         raise ConfigError("the model is in training mode, so dropout would change the policy; call model.eval()")
-
-
-def check_not_empty(prompt_ids: Sequence[int], prompt_id: str) -> None:
-    """Raise DataError for a prompt without tokens."""
-    if len(prompt_ids) == 0:
-        raise DataError(f"prompt {prompt_id!r} is empty; give it at least a BOS token or drop it")
 
 
 def token_uniforms(sampling: Sampling, prompt_id: str, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -211,8 +208,7 @@ class Vocabulary:
     """What a policy may say: the tokens that end a response, and those that its tokenizer has.
 
     A response ends with the tokenizer's EOS or with another end of ``generation``, a model's generation configuration,
-    such as ``<|eom_id|>``. The ids below ``size`` that the tokenizer lacks, by which a model's vocabulary is padded,
-    are ``absent``: they are never drawn.
+    such as ``<|eom_id|>``. Ids below ``size`` that the tokenizer lacks (padding) are ``absent``: they are never drawn.
     """
 
     def __init__(self, tokenizer: Any, generation: Any = None, size: int = 0) -> None:

@@ -36,7 +36,10 @@ class SharedPrefixCache:
 
     def add(self, prefix: Layers, count: int) -> None:
         """Add a prompt with this many rows, which begin now."""
-        self.suffix = [[(_grown(k, count), _grown(v, count)) for k, v in blocks] for blocks in self.suffix]
+        from torch.nn.functional import pad
+
+        rows = (0, 0, 0, 0, 0, 0, 0, count)
+        self.suffix = [[(pad(keys, rows), pad(values, rows)) for keys, values in blocks] for blocks in self.suffix]
         self.suffix = self.suffix or [[] for _ in prefix]
         self.begins += [(prefix[0][0].shape[2], self.length)] * count
         if self.counts and len(self.prefixes[-1][0][0]) * count == self.counts[-1]:
@@ -101,12 +104,6 @@ class SharedPrefixCache:
         before, own = (torch.arange(int(most.max()), device=most.device) for most in (tokens, first))
         masked = torch.cat([before >= tokens, own < first], dim=1)
         self.masked = masked[:, None, None] if masked.any() else None
-
-
-def _grown(block: Tensor, count: int) -> Tensor:
-    from torch.nn.functional import pad
-
-    return pad(block, (0, 0, 0, 0, 0, 0, 0, count))
 
 
 def _stacked(*parts: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """K responses of a model to each of some prompts: the call, and the value that it returns."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterable, Mapping
@@ -10,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 
@@ -82,7 +80,7 @@ class Rollouts:
         write_table(shard_path(Path(folder), 0), self.drawn)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Rollouts:
+    def load(cls, folder: str | Path) -> Self:
         """Read what `save`, or `sample` with a ``folder``, wrote. Raises DataError for what is missing or damaged."""
         asked = read_table(Path(folder) / PROMPTS)
         if DRAWN_WITH not in (metadata := asked.schema.metadata or {}):

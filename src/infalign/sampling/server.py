@@ -1,7 +1,5 @@
 """Draw responses from an OpenAI-compatible server. Needs the ``serve`` extra."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex
@@ -18,16 +16,7 @@ from infalign.core.settings import Count
 from infalign.models.pretrained import config_of, generation_of
 from infalign.models.settings import Compute
 from infalign.models.tokenizers import load_tokenizer
-from infalign.sampling.engine import (
-    AskedDraws,
-    EngineSettings,
-    Prompt,
-    Response,
-    Sampling,
-    Vocabulary,
-    check_not_empty,
-    stream_key,
-)
+from infalign.sampling.engine import AskedDraws, EngineSettings, Prompt, Response, Sampling, Vocabulary, stream_key
 from infalign.sampling.launch import serving
 
 IN_FLIGHT = 32  # requests to a server, of one prompt each, so a server that batches has K times as many responses
@@ -67,8 +56,7 @@ class ServerEngine:
     ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. ``in_flight`` requests
     are under way at once. A request waits ``read_seconds`` for its answer and is repeated after a broken connection,
     408, 429 or 5xx for up to ``retry_seconds``, unless ``watch``, called after each failure, raises. If ``seeded``,
-    each has its own seed, made of ``sampling.seed``, the prompt's id and its first index; whether a server would draw
-    the same again is its own affair.
+    each has its own seed, made of ``sampling.seed``, the prompt's id and its first index, which a server may not heed.
     """
 
     url: str
@@ -119,7 +107,7 @@ class ServerEngine:
     async def _complete(self, post: Post, asked: AskedDraws) -> list[Response]:
         """Return the rollouts of a prompt, repeating the request for those that an answer lacks."""
         (prompt, indices), sampling = asked, self.sampling
-        check_not_empty(prompt.token_ids, prompt.prompt_id)
+        prompt.check_not_empty()
         responses: list[Response] = []
         while missing := indices[len(responses) :]:
             body: dict[str, object] = {
@@ -196,12 +184,6 @@ class ServerEngine:
         return response
 
 
-def vocabulary_of(model: str) -> Vocabulary:
-    """Return the vocabulary of a model folder or hub id that a server has."""
-    tokenizer = load_tokenizer(model, template="plain")  # prompts are token ids, so none is rendered
-    return Vocabulary(tokenizer, generation_of(model), config_of(model).get_text_config(decoder=True).vocab_size)
-
-
 def _checked_root(url: str) -> str:
     if {"?", "#"} & set(checked_url(url)):
         raise ValueError("a server URL must end with its path, without a query; use api_key_env for a key")
@@ -254,15 +236,10 @@ class Settings(EngineSettings):
     @contextmanager
     def open(self, model: str, sampling: Sampling, compute: Compute, probe: Prompt) -> Iterator[ServerEngine]:
         """Yield the engine on the server, checked on ``probe``; stop the server afterwards if a command started it."""
-        engine = ServerEngine(
-            self.url,
-            model,
-            vocabulary_of(model),
-            sampling,
-            self.api_key_env,
-            self.in_flight,
-            seeded=self.seed == "request",
-        )
+        tokenizer = load_tokenizer(model, template="plain")  # prompts are token ids, so none is rendered
+        words = Vocabulary(tokenizer, generation_of(model), config_of(model).get_text_config(decoder=True).vocab_size)
+        seeded = self.seed == "request"
+        engine = ServerEngine(self.url, model, words, sampling, self.api_key_env, self.in_flight, seeded=seeded)
         with nullcontext() if self.command is None else serving(self.command, model, compute.dtype) as started:
             if started is not None:
                 engine = replace(engine, url=started.url, watch=started.check)

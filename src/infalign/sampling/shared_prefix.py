@@ -1,7 +1,5 @@
 """Draw many responses together: those to one prompt share its computation and its cache, and rows join and leave."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
@@ -28,7 +26,7 @@ from infalign.sampling.engine import (
     pick_tokens,
     token_uniforms,
 )
-from infalign.sampling.prefix_cache import Layers, SharedPrefixCache, attend
+from infalign.sampling.prefix_cache import SharedPrefixCache, attend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +80,7 @@ class SharedPrefixBatch:
         for _, group in groupby(draws, lambda draw: (draw[0].prompt_id, tuple(draw[0].token_ids))):  # tools count
             rows = list(group)
             prompt, longest = rows[0][0], max((sampling for *_, sampling in rows), key=lambda one: one.max_new_tokens)
-            check_prompt(prompt.token_ids, prompt.prompt_id, self.model, longest)
+            check_prompt(prompt, self.model, longest)
             tokens, streams = len(prompt.token_ids), list[Row]()
             for _, index, sampling in rows:
                 (uniforms,) = token_uniforms(sampling, prompt.prompt_id, [index])
@@ -131,17 +129,20 @@ class SharedPrefixBatch:
         return self.vocabulary.responses([row.token_ids for row in rows], [row.logprob for row in rows])
 
     def _begin(self, begun: Sequence[tuple[Sequence[int], list[Row]]]) -> None:
-        """Add the rows of each prompt."""
+        """Add the rows of each prompt, whose keys, values and logits come from the model's normal attention."""
         import torch
+        from transformers import DynamicCache
 
         self._compact()
         with torch.no_grad():
             parts = [self._logits] if self.rows else []
             for prompt_ids, rows in begun:
-                logits, prefix = _prefill(self.model, prompt_ids)
-                self._cache.add(prefix, len(rows))
+                ids = torch.tensor([list(prompt_ids)], device=self.model.device)
+                cache = DynamicCache(config=self.model.config)
+                out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                self._cache.add([(layer.keys, layer.values) for layer in cache.layers], len(rows))
                 self.rows += rows
-                parts.append(logits.expand(len(rows), -1))
+                parts.append(out.logits[:, -1].expand(len(rows), -1))
             self._logits = torch.cat(parts)
 
     def _compact(self) -> None:
@@ -225,17 +226,6 @@ class SharedPrefixEngine(Engine):
             self.batch.leave(self.batch.rows)
             raise
         return self.batch.responses(rows)
-
-
-def _prefill(model: Any, prompt_ids: Sequence[int]) -> tuple[Tensor, Layers]:
-    """Return the logits after the prompt (1 × V) and its keys and values, by the model's normal attention."""
-    import torch
-    from transformers import DynamicCache
-
-    ids = torch.tensor([list(prompt_ids)], device=model.device)
-    cache = DynamicCache(config=model.config)
-    logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-    return logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 
 class Settings(EngineSettings):

@@ -1,11 +1,9 @@
 """Draw responses with transformers' ``generate``, which takes any causal language model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from infalign.core.errors import ConfigError
 from infalign.models.policy import AnyModel, loaded
@@ -25,15 +23,11 @@ from infalign.sampling.engine import (
     token_uniforms,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 class TransformersEngine(Engine):
-    """Draw responses with transformers' ``generate``, which takes any causal language model.
+    """Draws responses with the same random streams as `SharedPrefixEngine`.
 
-    Tokens are picked with the same random streams as in `SharedPrefixEngine`, and nothing in the model's
-    ``generation_config`` applies: ``generate`` gets a fresh one, and a logits processor that fixes each token.
+    Nothing in the model's ``generation_config`` applies: ``generate`` gets a fresh one, and `pick` fixes each token.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:
@@ -49,15 +43,15 @@ class TransformersEngine(Engine):
         import torch
         from transformers import GenerationConfig
 
-        (prompt_id, prompt_ids, _), indices = draws[0][0], [index for _, index in draws]
-        check_prompt(prompt_ids, prompt_id, self.model, self.sampling)
-        uniforms = torch.from_numpy(token_uniforms(self.sampling, prompt_id, indices)).to(self.model.device)
-        inputs = torch.tensor([list(prompt_ids)] * len(indices), device=self.model.device)
+        prompt, indices = draws[0][0], [index for _, index in draws]
+        check_prompt(prompt, self.model, self.sampling)
+        uniforms = torch.from_numpy(token_uniforms(self.sampling, prompt.prompt_id, indices)).to(self.model.device)
+        inputs = torch.tensor([list(prompt.token_ids)] * len(indices), device=self.model.device)
         absent = self.vocabulary.absent_on(self.model.device)
-        logprobs: list[Tensor] = []
+        logprobs = list[torch.Tensor]()
 
-        def pick(so_far: Tensor, logits: Tensor) -> Tensor:
-            now = uniforms[:, so_far.shape[1] - len(prompt_ids)]
+        def pick(so_far: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            now = uniforms[:, so_far.shape[1] - inputs.shape[1]]
             tokens, logprob = pick_tokens(logits, now, absent, [self.sampling.greedy] * len(indices))
             logprobs.append(logprob)
             return torch.full_like(logits, -torch.inf).scatter_(1, tokens[:, None], 0.0)
@@ -79,7 +73,7 @@ class TransformersEngine(Engine):
                 )
         finally:
             self.model.generation_config = folder
-        tokens = out[:, len(prompt_ids) :]
+        tokens = out[:, inputs.shape[1] :]
         ending = torch.isin(tokens, torch.tensor(self.vocabulary.ends, device=tokens.device)).long()
         before_end = ending.cumsum(dim=1) - ending == 0
         sums = torch.stack(logprobs, dim=1).where(before_end, 0.0).sum(dim=1)

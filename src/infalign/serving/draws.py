@@ -1,8 +1,7 @@
 """Where the draws of a policy come from: a model on this machine, or a server at a URL.
 
 Both draw responses for many requests at once. ``seeded`` says whether a draw depends on its seed, prompt and number
-only; ``counts`` has the finished draws, their tokens, and the draws that were abandoned; ``in_progress`` is the number
-of draws that wait or are being drawn.
+only; ``counts`` has the finished draws, their tokens and the abandoned draws; ``in_progress`` is how many are not done.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infalign.sampling.engine import Prompt, Response, Sampling, check_not_empty, check_prompt
+from infalign.sampling.engine import Prompt, Response, Sampling, check_prompt
 from infalign.sampling.server import ServerEngine
 from infalign.sampling.shared_prefix import Row, SharedPrefixBatch
 
@@ -47,7 +46,7 @@ class LocalDraws:
 
     def check(self, prompt: Prompt, sampling: Sampling) -> None:
         """Raise DataError for a prompt that is too long for the model, or empty."""
-        check_prompt(prompt.token_ids, prompt.prompt_id, self._batch.model, sampling)
+        check_prompt(prompt, self._batch.model, sampling)
 
     async def draw(self, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Response]:
         """Return draws number ``indices`` of a prompt that was checked; abandon those that nobody waits for."""
@@ -122,7 +121,7 @@ class RemoteDraws:
 
     def check(self, prompt: Prompt, sampling: Sampling) -> None:
         """Raise DataError for an empty prompt."""
-        check_not_empty(prompt.token_ids, prompt.prompt_id)
+        prompt.check_not_empty()
 
     async def draw(self, prompt: Prompt, indices: Sequence[int], sampling: Sampling) -> list[Response]:
         """Return draws number ``indices`` of a prompt. Raises as the engine."""
