@@ -125,10 +125,9 @@ def _read_gguf(model: str, file: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32}
     cannot = f"{file} cannot be read as a GGUF file"
-    config = GgufConfig(dequantize=True)
-    policy = read_weights(AutoModelForCausalLM, file.parent, cannot, quantization_config=config, **options)
+    options: dict[str, Any] = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.float32}
+    policy = read_weights(AutoModelForCausalLM, file.parent, cannot, gguf_file=file.name, **options)
     tokenizer = read_tokenizer(file.parent, cannot, gguf_file=file.name)
     (text,) = decode(tokenizer, [tokenizer(PROBE, add_special_tokens=False)["input_ids"]])
     if text.strip() != PROBE:

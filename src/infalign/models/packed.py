@@ -55,13 +55,7 @@ class PackedBatch:
     top_tokens: TopTokens | None = None
 
     @classmethod
-    def pack(
-        cls,
-        prompts: TokenIds,
-        responses: TokenIds,
-        device: torch.device | None = None,
-        stored: Sequence[StoredStates] = (),
-    ) -> PackedBatch:
+    def pack(cls, prompts: TokenIds, responses: TokenIds, stored: Sequence[StoredStates] = ()) -> PackedBatch:
         """Pack the token ids of responses and their prompts, one each; equal prompts are packed once.
 
         ``stored`` are the states of each response, or there are none.
@@ -77,7 +71,7 @@ class PackedBatch:
             states = [*map(of_prompts.__getitem__, range(len(rows))), *(states.of_response for states in stored)]
             top = [states.top_tokens for states in stored if states.top_tokens is not None]
             batch = replace(batch, states=torch.cat(states), top_tokens=TopTokens.concatenated(top) if top else None)
-        return batch if device is None else batch.to(device)
+        return batch
 
     def to(self, device: Any) -> PackedBatch:
         """Return it on a device; trainers move their batches so."""
@@ -235,7 +229,7 @@ def packed_batches(
             prompts.append(prompt)
             responses.append(response)
         rows_of = slice(begin, begin + len(responses))
-        yield rows_of, PackedBatch.pack(prompts, responses, model.device, stored[rows_of])
+        yield rows_of, PackedBatch.pack(prompts, responses, stored[rows_of]).to(model.device)
         begin = rows_of.stop
 
 
@@ -324,18 +318,16 @@ def can_pack(model: Any, outputs: Outputs = PackedBatch.logits) -> bool:
     interface. ``outputs`` returns those of a packed pass: one row per token of a response, or one per response. A model
     without head is compared by its states after each response, `PackedBatch.last_states`.
     """
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.arange(1, 11, device=model.device) % vocabulary
+    ids = (torch.arange(1, 11) % model.config.get_text_config(decoder=True).vocab_size).tolist()
     prompts, responses = [ids[:3], ids[3:5], ids[3:5]], [ids[5:8], ids[4:5], ids[8:10]]
-    texts = [[row.tolist() for row in rows] for rows in (prompts, responses)]
-    packed = PackedBatch.pack(texts[0], texts[1], model.device)
+    packed = PackedBatch.pack(prompts, responses).to(model.device)
     plain = list[Tensor]()
     with evaluating(model):
         try:
             with packing(model):
                 of_packed = outputs(packed, model).float()
             for prompt, response in zip(prompts, responses, strict=True):
-                row = torch.cat([prompt, response])[None]
+                row = torch.tensor([[*prompt, *response]], device=model.device)
                 read = model(row, attention_mask=torch.ones_like(row))
                 of_row = read.logits[0] if "logits" in read else read.last_hidden_state[0, -1]
                 plain.append(of_row[-1 - len(response) : -1] if of_row.ndim == 2 else of_row[None])

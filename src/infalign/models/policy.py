@@ -35,7 +35,7 @@ class Policy(NamedTuple):
         it was loaded from. Raises ConfigError for what cannot be loaded, and for a tokenizer without a chat template.
         """
         if isinstance(model, str | Path):
-            folder = convert(locate_model(str(model)))
+            folder = convert(str(model))
             tokenizer = load_tokenizer(folder)
             return cls(load_policy(folder, device=Compute().torch_device())[0], tokenizer)
         network, tokenizer = model if isinstance(model, tuple) else (model, load_tokenizer(model.name_or_path))

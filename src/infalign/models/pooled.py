@@ -57,15 +57,9 @@ class PooledModel(PreTrainedModel):
         **_: Any,
     ) -> BaseModelOutput:
         """Return means of states, (rows, tokens, layers · width); rows are padded on the right, or one is packed."""
-        own = {} if packed is None else {"packed": packed}
-        states = self.base(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            use_cache=False,
-            output_hidden_states=True,
-            **own,
-        ).hidden_states
+        asked: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        asked |= {} if packed is None else {"packed": packed}
+        states = self.base(**asked, use_cache=False, output_hidden_states=True).hidden_states
         read = torch.cat([states[layer] for layer in self.config.layers], dim=-1).float()
         means = self._plain(input_ids, read) if packed is None else self._packed(packed, read[0])[None]
         return BaseModelOutput(last_hidden_state=means)

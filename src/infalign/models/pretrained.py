@@ -1,7 +1,4 @@
-"""Untrusted model folders: only safetensors and text files are read.
-
-Needs the ``train`` extra.
-"""
+"""Untrusted model folders: only safetensors and text files are read. Needs the ``train`` extra."""
 
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -104,11 +101,8 @@ def read_weights(
     with loading(cannot):
         model, info = kind.from_pretrained(path, output_loading_info=True, **options)
     below = f"{model.base_model_prefix}." if new_head else ""
-    missing = [
-        name
-        for name in sorted(info["missing_keys"])
-        if name.startswith(below) and "pooler." not in name and name not in brought
-    ]
+    needed = (name for name in info["missing_keys"] if name.startswith(below) and "pooler." not in name)
+    missing = sorted(name for name in needed if name not in brought)
     if missing:
         raise ConfigError(f"{cannot}: it lacks weights of its architecture: {', '.join(missing)}")
     return model

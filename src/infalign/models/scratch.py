@@ -51,15 +51,13 @@ def new_policy(scratch: Scratch, tokenizer: Any, *, seed: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    heads = attention_heads(scratch.hidden, width=32)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=scratch.hidden,
             intermediate_size=3 * scratch.hidden,
             num_hidden_layers=scratch.layers,
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
+            num_attention_heads=attention_heads(scratch.hidden, width=32),
             max_position_embeddings=scratch.context,
             tie_word_embeddings=True,
             initializer_range=0.7 / scratch.hidden**0.5,  # the usual 0.02 suits widths in the thousands

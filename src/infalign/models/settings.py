@@ -49,9 +49,8 @@ class Lora(Settings):
     rank: Count = Field(16, description="rank of the adapter's matrices, on all linear layers")
     layers: Count | None = Field(
         None,
-        description=(
-            "train only the last layers; for offline policies the states below them are computed once and kept on disk"
-        ),
+        description="train only the last layers; for offline policies the states below them are computed once and "
+        "kept on disk",
     )
 
 

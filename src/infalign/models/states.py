@@ -32,13 +32,10 @@ PROMPTS_PER_SHARD = 16
 
 @dataclass(frozen=True)
 class StateFolder:
-    """A folder of shards with a model's states after these ``layers``, and with this many ``top_tokens`` (0: none).
-
-    With top tokens the last of the layers is the model's.
-    """
+    """A folder of shards with a model's states after these ``layers``, and with this many ``top_tokens`` (0: none)."""
 
     path: Path
-    layers: Sequence[int]
+    layers: Sequence[int]  # with top tokens, the last one is the model's
     top_tokens: int = 0
 
 
@@ -84,13 +81,11 @@ def stored_states(
     One shard is mapped at a time: mapped pages count as the process's memory for as long as their file is open.
     """
     k = len(responses) // len(prompts)
-    ends = {
-        name: [list(accumulate(map(len, rows[i : i + size]), initial=0)) for i in range(0, len(rows), size)]
-        for name, rows, size in (
-            ("prompts", prompts, PROMPTS_PER_SHARD),
-            ("responses", responses, k * PROMPTS_PER_SHARD),
-        )
-    }
+
+    def ends_of(rows: TokenIds, size: int) -> list[list[int]]:
+        return [list(accumulate(map(len, rows[i : i + size]), initial=0)) for i in range(0, len(rows), size)]
+
+    ends = {"prompts": ends_of(prompts, PROMPTS_PER_SHARD), "responses": ends_of(responses, k * PROMPTS_PER_SHARD)}
     opened: Any = lru_cache(1)(lambda shard: safe_open(_shard(folder, PROMPTS_PER_SHARD * shard), "pt"))
 
     def read(name: str, shard: int, row: int, texts: str = "responses") -> Tensor:

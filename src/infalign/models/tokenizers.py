@@ -60,9 +60,8 @@ def load_tokenizer(path: str | Path, *, template: str | None = None, date: str |
 
     The template prints ``date``, such as 2026-07-26, where it would print the day on which it is applied; ``plain``
     begins with BOS where the tokenizer's own encoding does. An encoder's EOS is its separator, and its chat template,
-    if it has none, `ENCODER_TEMPLATE`.
-    Raises ConfigError if there is none, if the hub that has it cannot be reached, and if it has no EOS token or no chat
-    template that renders.
+    if it has none, `ENCODER_TEMPLATE`. Raises ConfigError if there is no tokenizer, if the hub that has it cannot be
+    reached, and if it has no EOS token or no chat template that renders.
     """
     check_reachable(str(path))
     tokenizer = read_tokenizer(path, f"{path} has no tokenizer that can be loaded", **options)

@@ -53,23 +53,19 @@ def starting_from_states(model: Any, top: int) -> Iterator[None]:
     def end(module: Any, *_: Any) -> None:
         module.layers = every
 
-    hooks = (
+    with (
         decoder.register_forward_pre_hook(begin, with_kwargs=True),
         decoder.register_forward_hook(end, always_call=True),
-    )
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def check_top_layers(model: Any, top: int) -> None:
     """Raise ConfigError unless the ``top`` layers of a model that packs can start from the states below them."""
     if not can_pack(model):
         raise ConfigError("the reference has layers without full attention; leave lora.layers out")
-    ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config(decoder=True).vocab_size
-    batch = PackedBatch.pack([ids[:4].tolist()], [ids[4:].tolist()], model.device)
+    ids = (torch.arange(1, 9) % model.config.get_text_config(decoder=True).vocab_size).tolist()
+    batch = PackedBatch.pack([ids[:4]], [ids[4:]]).to(model.device)
     with evaluating(model), packing(model):
         whole = batch.logits(model).float()
         states = states_of(model, batch, [count_layers_below(model.config, top)])[0]

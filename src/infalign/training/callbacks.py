@@ -18,10 +18,7 @@ class DivergedError(InfalignError):
 
 
 class WatchLog(TrainerCallback):
-    """Reports steps with the latest metrics and ``resumed``; raises DivergedError for what is not finite.
-
-    Every step is logged before it is saved.
-    """
+    """Reports steps with the latest metrics and ``resumed``; raises DivergedError for what is not finite."""
 
     SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
     FINITE = ("loss", "grad_norm", "eval_loss")

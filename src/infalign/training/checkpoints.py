@@ -14,10 +14,7 @@ SEAL = "complete.json"
 
 
 class SealCheckpoints(TrainerCallback):
-    """Seals every checkpoint once it is written, and only then removes older ones.
-
-    The state at an early stop is not kept as a checkpoint.
-    """
+    """Seals every checkpoint once it is written, and only then removes older ones."""
 
     def __init__(self, folder: Path, wait_for_everyone: Callable[[], object]) -> None:
         self._folder, self._wait_for_everyone = folder, wait_for_everyone

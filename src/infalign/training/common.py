@@ -20,7 +20,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from infalign.core.distributed import is_first, processes
@@ -181,8 +181,7 @@ def run_training(trainer: Trainer, job: Job) -> Fitted:
     After an interruption the last row has ``resumed``: the checkpoint that was used and the incomplete ones that were
     skipped. Every progress report repeats this.
     """
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
+    trainer.remove_callback(PrinterCallback)
     with trainer.accelerator.main_process_first():  # the first process removes incomplete checkpoints
         checkpoint, incomplete = find_complete_checkpoint(job.folder)
     begun = f"resumed from {checkpoint.name}" if checkpoint else "restarted from the beginning"

@@ -22,7 +22,7 @@ from infalign.core.storage import column_values
 from infalign.data.messages import from_cell
 from infalign.method.laws import Law
 from infalign.method.procedures import Served, as_procedure
-from infalign.models.conversion import convert, locate_model
+from infalign.models.conversion import convert
 from infalign.models.policy import AnyModel, Policy
 from infalign.models.pretrained import load_policy
 from infalign.models.settings import Compute, Fit
@@ -198,7 +198,7 @@ def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callabl
     with TemporaryDirectory(dir=own and own.parent) as temporary, progress_line("fit") as report, _callers_randomness():
         place = Path(temporary)
         if isinstance(model, str | Path):
-            reference = convert(locate_model(str(model)))
+            reference = convert(str(model))
         else:
             reference = str(place / "reference")
             for part in Policy.of(model):

@@ -41,9 +41,7 @@ def fit_head(
 
     ``base`` is a language model or an encoder, of which nothing is trained. The loss is Bradley–Terry's on differences
     of the responses' mean states, standardized, with an L2 penalty. The best layer is chosen, and a second one where
-    that lowers the loss in `FOLDS` folds of prompts.
-
-    Raises ConfigError for a chat template as in `response_opening`.
+    that lowers the loss in `FOLDS` folds of prompts. Raises ConfigError for a chat template as in `response_opening`.
     """
     opening, depth = response_opening(tokenizer), base.config.num_hidden_layers
     layers = sorted({max(1, round(depth * step / DEPTHS)) for step in range(1, DEPTHS + 1)})

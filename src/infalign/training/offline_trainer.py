@@ -1,7 +1,4 @@
-"""Offline training: a policy fitted to the stored K rollouts per prompt; nothing is generated.
-
-The caller chooses the loss: `RolloutRegression`, or `Distillation`.
-"""
+"""Offline training fits a policy to stored rollouts, by `RolloutRegression` or `Distillation`; nothing is generated."""
 
 import warnings
 from collections.abc import Sequence
@@ -130,15 +127,15 @@ def measured_rollouts(rollouts: Rows, groups: Sequence[Group]) -> Rows:
 def split_prompts(rollouts: Rows, law: Law) -> tuple[list[Group], list[Group]]:
     """Return the prompts that `fit_to_rollouts` holds out, at least two, and the others; raises as it does."""
     sizes = [sum(1 for _ in rows) for _, rows in groupby(rollouts, key=itemgetter("prompt_id"))]
-    ranges = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    if [len(own) for own in ranges] != [len(row) for row in law.rewards_PK]:
+    if sizes != [len(row) for row in law.rewards_PK]:
         raise DataError(
-            f"the law has {len(law.rewards_PK)} prompts, and the rollouts {len(ranges)} or other numbers per prompt; "
+            f"the law has {len(law.rewards_PK)} prompts, and the rollouts {len(sizes)} or other numbers per prompt; "
             "make the law from the rewards of these rollouts"
         )
-    if len(ranges) < 3:  # two are held out
-        raise DataError(f"{len(ranges)} prompts have rewards, and a training needs at least 3; use more prompts")
-    groups = [Group(own.start, *rows) for own, *rows in zip(ranges, law.rewards_PK, law.log_ratios_PK, strict=True)]
+    if len(sizes) < 3:  # two are held out
+        raise DataError(f"{len(sizes)} prompts have rewards, and a training needs at least 3; use more prompts")
+    starts = accumulate(sizes[:-1], initial=0)
+    groups = [Group(*group) for group in zip(starts, law.rewards_PK, law.log_ratios_PK, strict=True)]
     every = min(HELD_OUT_EVERY, len(groups) - 1)
     return groups[::every], [group for i, group in enumerate(groups) if i % every]
 

@@ -38,14 +38,11 @@ COMPANION = "companion.safetensors"  # file name in a checkpoint
 
 @dataclass(frozen=True)
 class Problem:
-    """What an on-policy training starts from: a reference, prompts and a reward.
-
-    ``rows`` have prompt and reference_rewards.
-    """
+    """What an on-policy training starts from: a reference, prompts and a reward."""
 
     reference: str
     tokenizer: PreTrainedTokenizerBase
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]]  # with prompt and reference_rewards
     reward: Rewards
     max_new_tokens: int
 

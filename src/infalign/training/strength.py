@@ -7,7 +7,6 @@ times s. Importance weights of the reference's rollouts give the KL of each stre
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,26 +29,20 @@ CONFIDENCE = 0.8  # of an interval with two ends: 90 % for its lower one
 
 
 class Tried(NamedTuple):
-    """A strength, the policy's KL there in nats, and its gain over the reference, as served, on the rollouts' prompts.
-
-    ``effective`` is the effective number of rollouts, as a share of those that an estimate needs.
-    """
+    """A strength, the policy's KL there (nats) and its gain over the reference, as served, on the rollouts' prompts."""
 
     strength: float
     kl: float
     gain: Estimate
-    effective: float
+    effective: float  # number of rollouts, as a share of those that an estimate needs
 
 
 class Choice(NamedTuple):
-    """The strength that a policy was given, and the best but 0, None where the rollouts tell of none.
-
-    ``seen_gain`` is the gain of the best on prompts that were trained on; None where the reference was not kept.
-    """
+    """The strength that a policy was given, and the best but 0, None where the rollouts tell of none."""
 
     chosen: Tried
     best: Tried | None
-    seen_gain: Estimate | None
+    seen_gain: Estimate | None  # of the best, on prompts that were trained on; None where the reference was not kept
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers by name, as a run records them."""
@@ -131,11 +124,10 @@ def _measure(
     kl_R, h_R = kl_from_reference_samples(model, reference, prompts, responses, states, report)
     weight_R = np.exp(h_R - h_R.max())
     effective = weight_R.sum() ** 2 / (weight_R @ weight_R)
-    rewards_R, gain_P, first = np.array([row["reward"] for row in rows], float), list[float](), 0
+    rewards_R, gain_P = np.array([row["reward"] for row in rows], float), list[float]()
     binary = bool(np.isin(rewards_R, (0.0, 1.0)).all())
-    for _, of_prompt in groupby(rows, key=itemgetter("prompt_id")):
-        own = slice(first, first + len([*of_prompt]))
-        first = own.stop
+    for _, of_prompt in groupby(range(len(rows)), key=lambda i: rows[i]["prompt_id"]):
+        own = [*of_prompt]
         weights = np.exp((h_R[own] - h_R[own].max()).clip(min=LEAST_LOG_WEIGHT))
         gain_P.append(served_gain(rewards_R[own], weights, procedure, binary=binary))
     needed = min(MIN_EFFECTIVE_ROLLOUTS, len(rows) / 4)

@@ -59,8 +59,7 @@ def fit_reward_model(
 ) -> list[dict[str, Any]]:
     """Fit a Bradley–Terry reward model on pairs, starting from the model folder or id ``start``.
 
-    Saves a one-output sequence classifier and returns the log, with ``eval_accuracy`` on ``held_out``
-    after each epoch.
+    Saves a one-output sequence classifier. Returns the log, with ``eval_accuracy`` on ``held_out`` after each epoch.
     """
     model, steps = load_classifier(start), ceil(len(pairs) / fit.batch_size)
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -85,6 +84,5 @@ def fit_reward_model(
 
 def _in_pieces(rows: Sequence[Any], columns: Callable[[Sequence[Any]], dict[str, Any]]) -> Dataset:
     """Return the columns of rows, made of `BATCH` rows at a time."""
-    return concatenate_datasets(
-        [Dataset.from_dict(columns(rows[start : start + BATCH])) for start in range(0, len(rows), BATCH)]
-    )
+    pieces = (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
+    return concatenate_datasets([Dataset.from_dict(columns(piece)) for piece in pieces])

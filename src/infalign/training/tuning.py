@@ -25,8 +25,7 @@ def fit_and_tune(
     """Fit a policy that begins as ``start()``, at its learning rate or the best of three.
 
     Each of the three is tried for a quarter of the passes, and the training begins anew with the one whose held-out
-    loss is then lowest. A trial that was made before an interruption is not repeated; every training begins from the
-    seed.
+    loss is then lowest. A trial made before an interruption is not repeated; every training begins from the seed.
     """
 
     def begin() -> PreTrainedModel:
@@ -65,10 +64,9 @@ def trial_loss(loss: RolloutRegression, model: PreTrainedModel, rollouts: Rows, 
         job.on_progress(done, total, f"{named}  {note}")
 
     remove(folder)
+    trial = replace(job, folder=folder, report_to=[], on_progress=report)
     try:
-        history = fit_to_rollouts(
-            loss, model, rollouts, law, fit, replace(job, folder=folder, report_to=[], on_progress=report)
-        ).history
+        history = fit_to_rollouts(loss, model, rollouts, law, fit, trial).history
     except DivergedError:
         return float("inf")
     finally:

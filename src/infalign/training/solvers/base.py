@@ -186,11 +186,9 @@ class Shaped(ToBudget):
 
     transform: AimSetting = Field(
         Tilt(Ranked(Identity())),
-        description=(
-            "of the rank: exp:10, log, power:7, FILE.json, …; optimal: "
-            "the optimum for the procedure on the stored rewards, exact where they tie (optimal:reward or "
-            "optimal:win-rate unless they are 0 or 1); not of the rank: raw, raw-prompt, par, lsc:0.85"
-        ),
+        description="of the rank: exp:10, log, power:7, FILE.json, …; optimal: the optimum for the procedure on the "
+        "stored rewards, exact where they tie (optimal:reward or optimal:win-rate unless they are 0 or 1); not of the "
+        "rank: raw, raw-prompt, par, lsc:0.85",
     )
 
     def aim(self, procedure: Served = PLAIN) -> Aim:

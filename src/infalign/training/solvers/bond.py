@@ -57,8 +57,7 @@ class JBOND(Advantages):
 
         tensors = batch.tensors
         policy_B = ((batch.log_ratio_BT + tensors["ref_per_token_logps"]) * tensors["completion_mask"]).sum(1)
-        texts = (unpadded(tensors, kind) for kind in ("prompt", "completion"))
-        start_B = response_logprobs(self._start, *texts)
+        start_B = response_logprobs(self._start, unpadded(tensors, "prompt"), unpadded(tensors, "completion"))
         return policy_B - torch.tensor(start_B, device=policy_B.device)
 
     def training_batch(self, loop: Loop, output: dict[str, Any]) -> dict[str, Any]:

@@ -14,14 +14,11 @@ SIDE_WIDTH, SIDE_LAYERS = 192, 2  # of a small network on the reference's states
 
 
 class States(NamedTuple):
-    """Which states of the reference are kept on disk: after ``evenly`` spaced layers, or below the ``last`` ones.
-
-    With that many of its likeliest tokens, if any.
-    """
+    """Which states of the reference are kept on disk: after ``evenly`` spaced layers, or below the ``last`` ones."""
 
     evenly: int = 0
     last: int = 0
-    top_tokens: int = 0
+    top_tokens: int = 0  # how many of its likeliest tokens are kept with them
 
     def __str__(self) -> str:
         layers = str(self.evenly) if self.evenly else f"below-{self.last}"
@@ -41,10 +38,8 @@ class Guide(Settings):
     side: Side | None = Field(None, description="the guide is a small network that reads the reference's states")
     top_tokens: Count | None = Field(
         None,
-        description=(
-            "likeliest tokens per position, by the reference, that get their own Q; the others share one, which "
-            "saves time with a large vocabulary. none: all tokens"
-        ),
+        description="likeliest tokens per position, by the reference, that get their own Q; the others share one, "
+        "which saves time with a large vocabulary. none: all tokens",
     )
 
     @model_validator(mode="after")

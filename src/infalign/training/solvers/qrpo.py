@@ -45,11 +45,10 @@ DIVERGENCES: dict[str, Divergence] = {"squared": squared, "logistic": logistic}
 def qrpo(divergence: Divergence = logistic) -> Objective:
     """Return regression of h on the log-ratios T of the law π_ref·e^T, raised to what K rollouts tell apart from 0.
 
-    With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression.
-
-    Each loss is a Bregman divergence of T from h: h = T is its minimizer, response by response, whatever responses are
-    drawn from. They differ in what a model that cannot reach it gives up (`docs/theory.md`). In each pass a rollout
-    comes (1 + e^T)/2 times on average: half of the rows are as from π_ref, half as from π*.
+    With calibrated rewards Z is known, so the RLHF optimum can be fitted by regression. Each loss is a Bregman
+    divergence of T from h: h = T is its minimizer, response by response, whatever responses are drawn from. They differ
+    in what a model that cannot reach it gives up (`docs/theory.md`). In each pass a rollout comes (1 + e^T)/2 times on
+    average: half of the rows are as from π_ref, half as from π*.
     """
 
     def examples(rewards_K: Array, log_ratios_K: Array, rng: np.random.Generator) -> Examples:
@@ -93,8 +92,7 @@ class Settings(Shaped, Offline):
 
     @property
     def label(self) -> str:
-        usual = self.loss == type(self).model_fields["loss"].default
-        return super().label if usual else f"{super().label} {self.loss}"
+        return super().label if self.loss == "logistic" else f"{super().label} {self.loss}"
 
     def objective(self, law: Law) -> Objective:
         return qrpo(DIVERGENCES[self.loss])
