@@ -25,10 +25,9 @@ def held(root: Path) -> Iterator[None]:
     """Create the run directory ``root``, lock it until the block ends, and mark it as a run's.
 
     The operating system releases the lock of a process that died. ``.holder`` names who took it last. Blocks of one
-    process may be nested, and in a distributed run only the first process takes the lock.
-
-    Raises InfalignError that names the holder, and ConfigError if the directory cannot be created or written to or,
-    before anything is written, if it is no run's.
+    process may be nested, and in a distributed run only the first process takes the lock. Raises InfalignError that
+    names the holder, and ConfigError if the directory cannot be created or written to or, before anything is written,
+    if it is no run's.
     """
     if not is_first():
         yield

@@ -131,14 +131,12 @@ def begin(root: Path, unit: Unit, identity: Identity) -> None:
     else:
         continued = holds(started, this())
         check_outputs_free([unit], root)  # again: hours may have passed
-        if not unit.clears:
-            if not (continued and unit.only_adds):  # other units replace the recorded output
-                record_path(root, unit.name).unlink(missing_ok=True)
-            if not continued:
-                for left in (unit.output, unit.workspace):
-                    if left is not None:
-                        remove(left)
+        if not unit.clears and not (continued and unit.only_adds):  # other units replace the recorded output
+            record_path(root, unit.name).unlink(missing_ok=True)
         if not continued:
+            if not unit.clears:
+                for left in filter(None, (unit.output, unit.workspace)):
+                    remove(left)
             write_text(started, this())
     with writing(unit.output.parent):
         unit.output.parent.mkdir(parents=True, exist_ok=True)

@@ -88,9 +88,8 @@ def evaluate(
         source = models[name].model if is_local else given
         drawn[name] = sample((source, tokenizer), asked, samples, seed=stream_seed(seed, name), **drawing)
         rewards[name] = score(reward, drawn[name])
-    scored = {name: ~np.isnan(values).any(axis=1) for name, values in rewards.items()}
-    kept = scored["policy"]
-    if not kept.any() or (kept != scored["reference"]).any():
+    kept, kept_of_reference = (~np.isnan(values).any(axis=1) for values in rewards.values())
+    if not kept.any() or (kept != kept_of_reference).any():
         raise DataError(
             "the reward returned None for every prompt, or for one with the responses of one model only; return "
             "numbers, or None whatever the response"

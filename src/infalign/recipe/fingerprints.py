@@ -17,8 +17,7 @@ from infalign.recipe.settings import Recipe
 class Digests:
     """Hashes of files, cached in one file; a file is hashed again when its size or modification time differs.
 
-    The modification time is the file system's, in nanoseconds. Only `save` writes. If the cache file is damaged, every
-    file is hashed again.
+    The time is the file system's, in nanoseconds. Only `save` writes. If the cache is damaged, all are hashed again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,9 +59,7 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     """
     settings: dict[str, Any] = recipe.model_dump(mode="json")
     folder = Path(settings["data"].pop("folder"))
-    for asked in (settings["rollout"]["engine"], *(settings[name] or {} for name in ("reward", "judge", "gold"))):
-        asked.pop("in_flight", None)
-    for name in ("seed", "url", "command", "api_key_env"):
+    for name in ("in_flight", "seed", "url", "command", "api_key_env"):
         settings["rollout"]["engine"].pop(name, None)
     if own := own_spellings(recipe.procedure):
         settings["procedure"] = {"name": recipe.procedure.name, "own": [_of_function(spec, digests) for spec in own]}
@@ -74,6 +71,7 @@ def settings_of(recipe: Recipe, digests: Digests) -> dict[str, Any]:
     named_models = recipe.named_models
     for name in ("policy", "reward", "judge", "gold"):
         model, named = settings[name] or {}, named_models.get(name)
+        model.pop("in_flight", None)
         if named is not None and is_convertible(named):
             model["model"] = {"content": content_hash(named, digests)}
         elif named is not None and Path(named).is_dir():

@@ -22,12 +22,10 @@ MAX_RECIPE_BYTES = 100_000
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe, a file or one that comes along (`recipes.find`), and apply ``key.sub=value`` overrides in YAML.
+    """Read a recipe, a file or one that comes along (`built_in.find`), and apply ``key.sub=value`` overrides in YAML.
 
-    ``policies.NAME=null`` takes a policy out.
-
-    Raises ConfigError naming the file, the line of invalid YAML or of a duplicate key, the dotted key and, for an
-    unknown key, the nearest known one.
+    ``policies.NAME=null`` takes a policy out. Raises ConfigError naming the file, the line of invalid YAML or of a
+    duplicate key, the dotted key and, for an unknown key, the nearest known one.
     """
     path = find(path)
     try:
@@ -62,9 +60,8 @@ def _beside(folder: Path, settings: dict[str, Any]) -> None:
     if isinstance(procedure := settings.get("procedure"), str):
         settings["procedure"] = respelled(procedure, partial(_placed, folder))
     for name, key in (("reward", "function"), ("judge", "function"), ("gold", "function"), ("policy", "chat_template")):
-        if not isinstance(section := settings.get(name), dict):
-            continue
-        if section.get(key) is not None:
+        section = settings.get(name)
+        if isinstance(section, dict) and section.get(key) is not None:
             settings[name] = section | {key: _placed(folder, section[key])}
 
 

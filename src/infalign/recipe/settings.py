@@ -58,9 +58,8 @@ class Recipe(Settings):
                 begins_new = section.model is None and (not pretrained or section.scratch is not None)
                 fit = section.fit.with_learning_rate(pretrained=not begins_new, adapter=section.fit.lora is not None)
                 filled[name] = section.model_copy(update={"fit": fit})
-        filled["policies"] = {
-            name: policy.with_usual_fit(pretrained=pretrained) for name, policy in self.policies.items()
-        }
+        policies = self.policies.items()
+        filled["policies"] = {name: policy.with_usual_fit(pretrained=pretrained) for name, policy in policies}
         return self.model_copy(update=filled)
 
     @property

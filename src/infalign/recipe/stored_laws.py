@@ -42,8 +42,7 @@ def law_numbers(path: Path) -> dict[str, Any]:
     stored_json = (read_table(path, ["prompt_id"]).schema.metadata or {}).get(NUMBERS)
     if stored_json is None:
         raise DataError(f"{path} is no law of a policy; remove it and rerun the recipe")
-    numbers: dict[str, Any] = json.loads(stored_json)
-    return numbers
+    return dict(json.loads(stored_json))
 
 
 def read_law(path: Path, aim: Aim) -> tuple[list[str], Law]:
@@ -59,7 +58,7 @@ def read_law(path: Path, aim: Aim) -> tuple[list[str], Law]:
 
 def stored_budgets(policies: Mapping[str, Solver], procedure: Served, layout: Layout) -> list[Budget]:
     """Return what the KL budgets of policies buy where the stored rewards are all 0 or 1; otherwise nothing."""
-    rewards_PK, kls = reference_rewards(layout), {policy.budget for policy in policies.values()} - {None}
+    rewards_PK, kls = reference_rewards(layout), {policy.budget for policy in policies.values()}
     if rewinds(procedure) or not np.isin(rewards_PK, (0.0, 1.0)).all():
         return []
     return measure_budgets(rewards_PK, procedure, sorted(kl for kl in kls if kl is not None))

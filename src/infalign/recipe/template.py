@@ -50,16 +50,15 @@ def write_first_recipe(
         raise ConfigError(f"{path} already exists and is not overwritten; choose another --out")
     if not path.parent.is_dir():
         raise ConfigError(f"cannot write {path.name}: the folder {path.parent} does not exist")
-    yaml, served, sources = YAML(), read_procedure(procedure), _sources(data)
+    yaml, served, source = YAML(), read_procedure(procedure), _source(data)
     yaml.width = 200
     template = (FOLDER / ("scratch.yaml" if policy == "scratch" else "pretrained.yaml")).read_text(encoding="utf-8")
     recipe: Any = yaml.load(template if reward is None else re.sub("(#.*\n)+(?=reward:)", "", template))
-    examples = _first_rows(sources["sources"][0], reward)
+    examples = _first_rows(source, reward)
     has_pairs = not examples or any(example.rejected is not None for example in examples)
     others = listed_names(sorted({name for example in examples for name in example.columns}), 12) or "none"
     recipe["run_dir"], recipe["procedure"] = f"runs/{path.stem}", respelled(procedure, partial(_from, path))
-    for key, value in reversed(sources.items()):
-        recipe["data"].insert(0, key, value)
+    recipe["data"].insert(0, "sources", [source])
     if policy != "scratch":
         recipe["policy"]["model"] = policy
     elif examples and not any(example.chosen for example in examples):
@@ -107,14 +106,14 @@ def write_first_recipe(
     return [f"infalign run {called} --dry-run", f"infalign run {called}"]
 
 
-def _sources(data: str) -> dict[str, Any]:
-    """Return the section ``data`` of a recipe for the built-in world, a file or a hub id."""
+def _source(data: str) -> dict[str, Any]:
+    """Return the source in a recipe for the built-in world, a file or a hub id."""
     if data == "world":
-        return {"sources": [{"world": 2000}]}
+        return {"world": 2000}
     is_file_name = data.startswith(".") or data.endswith((*READERS,)) or Path(data).is_file()
     if not is_file_name and is_hub_id(data) and "/" in data:
-        return {"sources": [{"hub": {"id": data, "split": "train"}}]}
-    return {"sources": [{"path": data}]}
+        return {"hub": {"id": data, "split": "train"}}
+    return {"path": data}
 
 
 def _first_rows(source: Mapping[str, Any], reward: str | None) -> list[Example]:

@@ -23,14 +23,8 @@ def units(run: Run) -> Iterator[Unit]:
     """Yield the calibration, then the law of each policy that has one of its own: a student has its teacher's."""
     stored, recipe = run.stored, run.recipe
     scores = tuple(run.layout.scores(part) for part in range(len(stored.parts)))
-    yield Unit(
-        "calibrate",
-        "calibrate",
-        inputs=scores,
-        settings={},
-        output=run.layout.calibrated,
-        work=partial(calibrate_prompts, stored),
-    )
+    output, work = run.layout.calibrated, partial(calibrate_prompts, stored)
+    yield Unit("calibrate", "calibrate", inputs=scores, settings={}, output=output, work=work)
     for name, policy in recipe.policies.items():
         aim, contents = policy.aim(recipe.procedure), run.contents["policies"][name]
         if aim is None or policy.data_needs.teacher is not None:

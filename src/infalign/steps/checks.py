@@ -1,6 +1,5 @@
 """What can be checked of a recipe before anything is computed."""
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from infalign.rewards.sources import function_reward
 def check_setup(recipe: Recipe) -> list[str]:
     """Check what a recipe names, without loading weights: models, reward functions, keys. Return what is unchecked.
 
-    A run and a dry run call it before anything is computed. Raises ConfigError.
+    Models of the hub or in a GGUF are not. A run and a dry run call it before anything is computed. Raises ConfigError.
     """
     for source in recipe.rewards.values():
         if source.function is not None:
@@ -27,26 +26,23 @@ def check_setup(recipe: Recipe) -> list[str]:
     api_key(recipe.rollout.engine.server[1])
     if absent := [tracker for tracker in recipe.report_to if find_spec(tracker) is None]:
         raise ConfigError(f"report_to: {absent[0]} is not installed; pip install {absent[0]}, or remove it")
-    return list(_check_models(recipe))
-
-
-def _check_models(recipe: Recipe) -> Iterator[str]:
-    """Check each model in a local folder, and its tokenizer; yield those of the hub or in a GGUF, which it does not."""
+    unchecked = []
     for name, path in recipe.named_models.items():
         key = f"{name}.model"
         if is_convertible(path):
-            yield f"{key}: {path}, which will be converted to {converted_folder(path)}"
+            unchecked.append(f"{key}: {path}, which will be converted to {converted_folder(path)}")
         elif Path(path).is_dir():
             if name == "policy":
                 _check_policy(recipe, path)
             else:
                 load_tokenizer(path)
-            if name in recipe.rewards and recipe.rewards[name].is_classifier and not recipe.rewards[name].trained:
-                check_classifier(path)
+                if not recipe.rewards[name].trained:
+                    check_classifier(path)
         elif is_hub_id(path):
-            yield f"{key}: {path} of the hub"
+            unchecked.append(f"{key}: {path} of the hub")
         else:
             raise ConfigError(f"{key}: the folder {path} does not exist")
+    return unchecked
 
 
 def _check_policy(recipe: Recipe, folder: str) -> None:

@@ -44,15 +44,13 @@ BY_RECORDS, BY_PRODUCT = 1.5, 3.0  # factors by which an estimate may be too low
 def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Unit]] = units) -> None:
     """Check what can be checked without loading weights, then print what a run would do and its cost.
 
-    ``wanted`` gives the units that are to be done, by default those of all stages. Nothing is written.
-
-    Raises DataError for data that cannot be read, ConfigError for a local model without a usable tokenizer, a missing
-    model folder, a reward function that cannot be imported, a run directory that is no run's, or an input where an
-    output goes. Hub ids are listed as not checked.
+    ``wanted`` gives the units that are to be done, by default those of all stages. Nothing is written. Raises DataError
+    for data that cannot be read, ConfigError for a model folder that is missing or has no usable tokenizer, a reward
+    function that cannot be imported, a run directory that is no run's, or an input where an output goes. Hub ids are
+    listed as not checked.
     """
-    if recipe.rollout.minutes is not None:
-        prompts, minutes = recipe.rollout.prompts, recipe.rollout.minutes
-        say(console, f"rollout.prompts: {prompts:,}, whose rollouts take {minutes:g} minutes at most")
+    if (minutes := recipe.rollout.minutes) is not None:
+        say(console, f"rollout.prompts: {recipe.rollout.prompts:,}, whose rollouts take {minutes:g} minutes at most")
     digests = Digests(Layout(Path(recipe.run_dir)).digests)
     run = Run.of(recipe, digests)
     check_run_dir(run.layout.root)
@@ -103,10 +101,9 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
             pairs = round(some.weight * sum(example.rejected is not None for example in some.examples))
             alone = round(some.weight * sum(not example.chosen for example in some.examples))
             others, skipped = round(some.weight * len(some.examples)) - pairs - alone, round(some.weight * some.skipped)
-            kinds = {"preference pair": pairs, "demonstration": others}
-            shown = [counted(number, kind) for kind, number in kinds.items() if number]
-            counts = ", ".join([*shown, *[f"{counted(alone, 'prompt')} alone"] * bool(alone)])
-            counts += f", {counted(skipped, 'invalid row')} left out" if skipped else ""
+            kinds = {"preference pair": pairs, "demonstration": others, "prompt": alone, "invalid row": skipped}
+            more = {"prompt": " alone", "invalid row": " left out"}
+            counts = ", ".join(counted(number, kind) + more.get(kind, "") for kind, number in kinds.items() if number)
             if columns := sorted({name for example in some.examples for name in example.columns}):
                 counts += f"; other columns: {listed_names(columns, 12)}"
             named = source.path or (source.hub and f"{source.hub.id}, {source.hub.split}") or "the built-in world"

@@ -45,10 +45,8 @@ def evaluate_external_policy(recipe: Recipe, model: str, *, console: Console) ->
         check_fits(model, run)
         # No policy of the run has a dot in its name.
         name = f"{re.sub('[^A-Za-z0-9_-]', '_', Path(model).resolve().name)}.{digest}"
-        external = evaluation(run, name, model, ())
-        do_units(
-            run, [*(unit for unit in wanted if unit.name not in left), *external], until="evaluate", console=console
-        )
+        done = [unit for unit in wanted if unit.name not in left]
+        do_units(run, [*done, *evaluation(run, name, model, ())], until="evaluate", console=console)
         evaluated = ScoredSamples(run.recipe, run.layout)
         numbers = sample_numbers(evaluated, name, evaluated.wins(name, evaluated.procedures()))
         results = {"model": model, "procedure": evaluated.procedure.name, **numbers}

@@ -45,9 +45,8 @@ class PolicyInputs:
     @classmethod
     def of(cls, run: Run) -> Self:
         """Return that of a run."""
-        recipe, rollout = run.recipe, run.recipe.rollout
+        recipe, rollout, reward = run.recipe, run.recipe.rollout, run.scorer("reward")
         drawn_as_trained = rollout.engine.is_local and recipe.compute.dtype == "float32"
-        reward = run.scorer("reward")
         return cls(run.reference, reward, run.stored, recipe.procedure, rollout.max_new_tokens, drawn_as_trained)
 
     def law(self, name: str, policy: Solver) -> Law | None:
@@ -84,15 +83,13 @@ class PolicyInputs:
     def rows(self, policy: Solver) -> Sequence[dict[str, Any]]:
         """Return the rollouts, with the reference's states that the policy or its teacher reads.
 
-        Prompts that the reward leaves out have none. The reference's log-probabilities are those of the training's
-        precision.
+        Prompts that the reward leaves out have none. The reference's log-probabilities have the training's precision.
         """
         rows, needs = self.stored.rows(), policy.data_needs
         for name, which in (("states", needs.states), ("teacher_states", needs.teacher_states)):
             if which is not None:
                 rows = _add_column(rows, name, self.stored.states(which))
-        computed = self.logprobs(policy)
-        if computed is not None:
+        if (computed := self.logprobs(policy)) is not None:
             logprobs = read_table(self.stored.layout.logprobs(str(computed)), ["logprob"])["logprob"]
             rows = _add_column(rows, "reference_logprob", logprobs.to_pylist())
         rewarded = np.flatnonzero(~np.isnan(self.stored.all_rewards()))

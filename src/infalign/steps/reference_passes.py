@@ -24,10 +24,7 @@ from infalign.training.solvers.guide import States
 
 
 def units(run: Run) -> Iterator[Unit]:
-    """Yield the states in each part of the rollouts, for each kind that some policy reads, then the log-probabilities.
-
-    These are one unit for each kind that some policy is trained with.
-    """
+    """Yield the states in each part of the rollouts, then the log-probabilities, of each kind that a policy reads."""
     rollout, stored = run.recipe.rollout, run.stored
     for which in sorted({kind for policy in run.recipe.policies.values() for kind in states_read_by(policy)}):
         for part, samples in enumerate(stored.parts):
@@ -44,7 +41,6 @@ def units(run: Run) -> Iterator[Unit]:
                 passes=[Pass.over(READ, run.networks("reference"), samples.table, rollout.k)],
             )
     inputs, layout, parts = PolicyInputs.of(run), run.layout, range(len(stored.parts))
-    whole_pass = Pass.over(READ, run.networks("reference"), run.rollout_prompts, rollout.k)
     asking = {inputs.logprobs(policy): policy for policy in run.recipe.policies.values()}
     for asked, policy in asking.items():
         if asked is None:
@@ -58,7 +54,7 @@ def units(run: Run) -> Iterator[Unit]:
             settings=run.key("policy") | {"logprobs": str(asked)},
             output=layout.logprobs(str(asked)),
             work=partial(write_logprobs, policy, inputs, run.recipe.compute, layout.logprobs(str(asked))),
-            passes=[whole_pass] if asked.states is None else [],
+            passes=[] if asked.states else [Pass.over(READ, run.networks("reference"), run.rollout_prompts, rollout.k)],
         )
 
 
@@ -124,14 +120,12 @@ def _compute_logprobs(policy: Solver, inputs: PolicyInputs, compute: Compute, on
     from infalign.models.packed import response_logprobs
     from infalign.models.top_layers import starting_from_states
 
-    stored = inputs.stored
-    if policy.data_needs.states is None:  # an untrained guide is the reference, and its trunk may not be there yet
-        model, _ = load_policy(inputs.reference, device=compute.torch_device())
-    else:
-        model = inputs.of_solver.start(policy, compute.torch_device())
+    stored, which, device = inputs.stored, policy.data_needs.states, compute.torch_device()
+    if which is not None:
+        model, states, last = inputs.of_solver.start(policy, device), stored.states(which), which.last
+    else:  # an untrained guide is the reference, and its trunk may not be there yet
+        model, states, last = load_policy(inputs.reference, device=device)[0], (), 0
     prompts, responses = stored.all_texts()
-    states = () if policy.data_needs.states is None else stored.states(policy.data_needs.states)
-    last = policy.data_needs.states.last if policy.data_needs.states is not None else 0
 
     def report(done: int, total: int) -> None:
         on_progress(done, total, "log-probabilities of the reference")

@@ -1,5 +1,6 @@
 """The stage reward-model: the reward model and, on other rows, the judge."""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -14,13 +15,13 @@ from infalign.data.messages import Pair
 from infalign.evaluation.intervals import Confidence
 from infalign.method.calibration import win
 from infalign.models.pretrained import load_without_head
-from infalign.models.settings import Fit, Scratch
+from infalign.models.settings import Fit
 from infalign.models.tokenizers import load_tokenizer
 from infalign.pipeline.units import Summary, Unit
 from infalign.recipe.layout import Layout
 from infalign.rewards.base import RewardFunction, score
 from infalign.rewards.classifier import ClassifierReward
-from infalign.rewards.settings import Head, RewardSource
+from infalign.rewards.settings import Head
 from infalign.rewards.sources import Scorer
 from infalign.steps.run import READ, TRAINED, Pass, Run
 from infalign.training.output_folder import Target, drop_long_pairs
@@ -30,42 +31,33 @@ PAIRS = {"reward": "reward", "judge": "judge", "gold": "judge", "test": "test"} 
 
 def units(run: Run) -> Iterator[Unit]:
     """Yield a training for each reward source that has to be trained; units are named after the sources."""
-    intervals = Confidence(seed=run.recipe.seed)
     for name, source in run.recipe.rewards.items():
         target = run.target(name)
         if source.trained:
             from_policy = not (source.model or source.scratch)
+            flops = 2 * (READ if source.fit is None else TRAINED * source.fit.passes)  # both responses of each pair
+            rows = math.inf if source.head is None else source.head.pairs
             yield Unit(
                 "reward-model",
                 name,
                 inputs=run.reference_inputs if from_policy else (run.layout.data,),
                 settings=run.key(name) | run.precision,
                 output=target.model,
-                work=partial(fit_reward, run.scorer(name), run.reference, run.layout, target, intervals),
+                work=partial(fit_reward, run.scorer(name), run.reference, run.layout, target),
                 workspace=target.checkpoints,
                 together=source.fit is not None,
                 so_far=target.so_far,
-                passes=[_pass(name, source, run.architecture(name))],
+                passes=[Pass(flops, [run.architecture(name)], f"{PAIRS[name]}_pairs", rows)],
             )
 
 
-def _pass(name: str, source: RewardSource, model: Scratch | str) -> Pass:
-    """Return the pass of the pairs through the model: both responses of each, after the prompt."""
-    if source.fit is not None:
-        return Pass(2 * TRAINED * source.fit.passes, [model], f"{PAIRS[name]}_pairs")
-    assert source.head is not None
-    return Pass(2 * READ, [model], f"{PAIRS[name]}_pairs", rows=source.head.pairs)
-
-
-def fit_reward(
-    scorer: Scorer, reference: str, layout: Layout, target: Target, intervals: Confidence, *, on_progress: OnProgress
-) -> Summary:
+def fit_reward(scorer: Scorer, reference: str, layout: Layout, target: Target, *, on_progress: OnProgress) -> Summary:
     """Fit a reward's model or head on its own share of the preference pairs, and return how good it is."""
     name, settings = scorer.name, scorer.source.fit or scorer.source.head
     assert settings is not None
     start, tokenizer = reward_start(scorer, reference, layout, target)
     train, long = _pairs(layout, name, tokenizer, settings)
-    fitting = len(train)
+    fitting, intervals = len(train), Confidence(seed=target.seed)
     test, _ = _pairs(layout, "test", tokenizer, settings)
     with target.job(on_progress) as job:
         if isinstance(settings, Fit):

@@ -116,8 +116,7 @@ class Run:
             return [own]
         if guide.side is not None:
             return [own, Scratch(hidden=SIDE_WIDTH, layers=SIDE_LAYERS)]
-        of_run = {"reference": own, "reward": self.architecture("reward")}
-        return [own, of_run[guide.trunk]]
+        return [own, own if guide.trunk == "reference" else self.architecture("reward")]
 
     def scoring_networks(self, *names: str) -> list[Scratch | str]:
         """Return the architectures of those rewards that are models of the run."""
@@ -127,11 +126,9 @@ class Run:
 
     def scorer(self, name: str) -> Scorer:
         """Return the reward ``name``: reward, judge or gold."""
-        source, layout = self.recipe.rewards[name], self.layout
+        source, layout, compute = self.recipe.rewards[name], self.layout, self.recipe.compute
         model = str(layout.model(name)) if source.trained else str(source.model)
-        return Scorer(
-            name, source, model, layout.tokenizer, self.recipe.compute, partial(layout.scored, name), self.date
-        )
+        return Scorer(name, source, model, layout.tokenizer, compute, partial(layout.scored, name), self.date)
 
     def reward_inputs(self, *names: str) -> tuple[Path, ...]:
         """Return the model folders that must exist before the rewards ``names`` can score."""

@@ -65,22 +65,16 @@ class StoredRollouts:
         folders, has_top = (self.layout.states(str(which), i) for i in range(len(self.parts))), which.top_tokens > 0
         return chained([stored_states(*self.texts(i), path, top_tokens=has_top) for i, path in enumerate(folders)])
 
-    def rewards(self, part: int) -> Array:
-        """Return the rewards of one part, prompts × K; those of a prompt that the reward leaves out are NaN."""
-        rewards: Array = read_table(self.layout.scores(part), ["reward"])["reward"].to_numpy()
-        return rewards.reshape(-1, self.k)
-
     def all_rewards(self) -> Array:
-        """Return the rewards of all rollouts, in the order of `rows`."""
-        return np.concatenate([self.rewards(part).ravel() for part in range(len(self.parts))])
+        """Return the rewards of all rollouts, in the order of `rows`; those of a prompt that is left out are NaN."""
+        tables = (read_table(self.layout.scores(part), ["reward"]) for part in range(len(self.parts)))
+        return np.concatenate([table["reward"].to_numpy() for table in tables])
 
     def rewards_by_prompt(self) -> Array:
         """Return the rewards (P, K) in the order of the table of training prompts."""
-        parts = [self.rewards(part) for part in range(len(self.parts))]
-        rewards_PK = np.empty((sum(map(len, parts)), self.k))
-        for part, rewards in enumerate(parts):
-            rewards_PK[part :: len(parts)] = rewards
-        return rewards_PK
+        drawn_PK, parts = self.all_rewards().reshape(-1, self.k), len(self.parts)
+        places = np.concatenate([np.arange(part, len(drawn_PK), parts) for part in range(parts)])
+        return drawn_PK[np.argsort(places)]
 
     def rows(self) -> Sequence[dict[str, Any]]:
         """Return all rollouts, prompt by prompt, with their rewards and the log-probabilities that the engine gave.

@@ -85,11 +85,10 @@ def within_minutes(recipe: Recipe) -> Recipe:
     if known is not None and _what_takes_time(known) == _what_takes_time(recipe):
         fitting = known.rollout.prompts
     else:
-        run, named = Run.of(recipe), (recipe.data.sources, recipe.data.test)
-        local = [
-            [one for one in part if one.hub is None or one.hub.found_in(recipe.data.folder).is_local] for part in named
-        ]
-        counts = count(run, *([read_sample(run, one) for one in part] for part in local), whole=local == [*named])
+        run, data = Run.of(recipe), recipe.data
+        named = [data.sources, data.test]
+        local = [[one for one in part if one.hub is None or one.hub.found_in(data.folder).is_local] for part in named]
+        counts = count(run, *([read_sample(run, one) for one in part] for part in local), whole=local == named)
         try:
             each = counts.flops(Pass(DRAWN, run.networks("reference"), "train_prompts", 1, rollout.k))
         except UnknownSizeError as error:
@@ -152,13 +151,12 @@ def _some(examples: Sequence[Example]) -> Sequence[Example]:
 def _token_counter(run: Run, examples: Sequence[Example]) -> Callable[[str], int]:
     """Return what counts the tokens of a text, without transformers, which takes seconds to load."""
     policy = run.recipe.policy
-    file = Path(policy.model or "") / "tokenizer.json"
     if policy.scratch is not None:
         from infalign.models.scratch import train_bpe
 
         texts = (t["content"] for e in _some(examples) for t in (e.prompt[-1], *e.chosen, *(e.rejected or ())))
         tokenizer = train_bpe(texts, policy.scratch.vocabulary)
-    elif policy.model is not None and file.is_file():
+    elif (file := Path(str(policy.model)) / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(file))

@@ -40,7 +40,7 @@ def units(run: Run) -> Iterator[Unit]:
             ),
             settings=run.key(*policy.recipe_dependencies) | {"policies": {name: run.contents["policies"][name]}},
             output=target.model,
-            work=partial(train_policy, name, policies, inputs, target),
+            work=partial(train_policy, name, policy, inputs, target),
             workspace=target.checkpoints,
             together=True,
             so_far=target.so_far,
@@ -73,8 +73,7 @@ def _passes(run: Run, name: str) -> list[Pass]:
 def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
     """Return a warning if a policy loses much because its rewards are ranked among K rollouts only.
 
-    Theory gives the loss for a policy with a KL budget that is trained on ranks, under the recipe's procedure; it has
-    no result for Rewind-and-Repeat.
+    Theory has the loss for ranks under a KL budget and the recipe's procedure, but no result for Rewind-and-Repeat.
     """
     policy, procedure, k = recipe.policies[name], recipe.procedure, recipe.rollout.k
     aim, kl = policy.aim(procedure), policy.budget
@@ -95,10 +94,10 @@ def coarse_ranks(recipe: Recipe, name: str) -> list[str]:
 
 
 def train_policy(
-    name: str, policies: Mapping[str, Solver], inputs: PolicyInputs, target: Target, *, on_progress: OnProgress
+    name: str, policy: Solver, inputs: PolicyInputs, target: Target, *, on_progress: OnProgress
 ) -> Summary:
-    """Train one of the policies by its solver, towards its law."""
-    policy, law = policies[name], inputs.law(name, policies[name])
+    """Train a policy by its solver, towards its law."""
+    law = inputs.law(name, policy)
     with target.job(on_progress) as job:
         history = policy.train(inputs.of_solver, law, job)
         if (table := policy.transformation).endswith(".json") and is_first():

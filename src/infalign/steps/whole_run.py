@@ -144,10 +144,8 @@ def do_units(
         for model in set(recipe.named_models.values()):
             check_reachable(model)
         trained = [name for name in recipe.policies if f"train-{name}" in remaining.todo]
-        for warning in (
-            *recipe.machine_warnings(),
-            *(message for name in trained for message in train.coarse_ranks(recipe, name)),
-        ):
+        of_ranks = [warning for name in trained for warning in train.coarse_ranks(recipe, name)]
+        for warning in recipe.machine_warnings() + of_ranks:
             warn(console, warning)
     for record in remaining.done:
         check_worth(recipe, findings(recipe, record))
