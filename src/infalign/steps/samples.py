@@ -118,8 +118,8 @@ def scored_so_far(samples: StoredSamples, folders: Sequence[Path]) -> SoFar:
     """Return how many distinct responses are scored in each folder, which has the name of the reward if not alone."""
     every = len(samples.table.read().prompt_ids) * samples.each
     scored = {folder.name: count_scored(every, folder) for folder in folders}
-    words = [f"{so_far.said} by {name}" if len(scored) > 1 else so_far.said for name, so_far in scored.items()]
-    return SoFar(", ".join(filter(None, words)), sum(so_far.share for so_far in scored.values()) / len(folders))
+    words = [so_far.said + f" by {name}" * (len(scored) > 1) for name, so_far in scored.items() if so_far.said]
+    return SoFar(", ".join(words), sum(so_far.share for so_far in scored.values()) / len(folders))
 
 
 def cut_off(responses: Drawn) -> float:
