@@ -66,7 +66,6 @@ _REPLY_PHRASES = frozenset().union(_TIPS, _HEEDS, _LINKS, *_BANKS)
 _TOPIC_OF = {phrase: topic for topic in _TOPICS for phrase in (topic.do, topic.doing)}
 _CONSTRAINT_OF = {phrase: constraint for constraint in _CONSTRAINTS for phrase in constraint.stated}
 _REQUEST_PHRASES = frozenset(_TOPIC_OF) | frozenset(_CONSTRAINT_OF)
-_LONGEST_PHRASE = max(len(phrase.split()) for phrase in _REPLY_PHRASES | _REQUEST_PHRASES)
 
 
 def dialogues(n: int, *, seed: int) -> list[Dialogue]:
@@ -232,14 +231,7 @@ def _words(text: str) -> list[str]:
 
 def _find(words: Sequence[str], phrases: Collection[str]) -> tuple[list[str], int]:
     """Return the phrases read from left to right, the longest first at each word, and the number of other words."""
-    found: list[str] = []
-    unknown_words = start = 0
-    while start < len(words):
-        lengths = range(min(_LONGEST_PHRASE, len(words) - start), 0, -1)
-        read = next((length for length in lengths if " ".join(words[start : start + length]) in phrases), 0)
-        if read:
-            found.append(" ".join(words[start : start + read]))
-        else:
-            unknown_words += 1
-        start += max(read, 1)
-    return found, unknown_words
+    longest_first = "|".join(sorted(phrases, key=len, reverse=True))
+    read = re.findall(rf"\b(?:{longest_first}|\w+)\b", " ".join(words))
+    found = [one for one in read if one in phrases]
+    return found, len(read) - len(found)

@@ -1,7 +1,4 @@
-"""The command line: parse, call one library function, write one output.
-
-Here are its commands, a line each, and its exit codes; what a command does and its help are in its own file.
-"""
+"""The command line: its commands, in files of their own, parse, call one library function and write one output."""
 
 import io
 import os
@@ -59,7 +56,6 @@ COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and 
     "Use another trainer": {trainers.export: trainers.EXPORT_EPILOGUE, trainers.serve_reward: trainers.SERVE_EPILOGUE},
 }
 _GROUPS = [Group(title, sort_key=place) for place, title in enumerate(COMMANDS)]
-
 
 app = App(
     name="infalign",

@@ -75,19 +75,18 @@ def run(
         print_external_policy(evaluate_external_policy(measured, policy, console=console), console)
         return
     settings, console = read_recipe(recipe, set_, skip_invalid), open_console()
+    from infalign.steps import whole_run
+
     if ray_actors is not None:
         from infalign.integrations.ray import on_cluster
 
         on_cluster(settings, actors=ray_actors, gpus=ray_gpus, cpus=ray_cpus, console=console)
-        return
-    from infalign.steps import whole_run
-
-    if dry_run:
+    elif dry_run:
         from infalign.steps.dry_run import print_plan
 
         print_plan(settings, console, partial(whole_run.units, until=until))
-        return
-    whole_run.run_recipe(settings, until=until, console=console)
+    else:
+        whole_run.run_recipe(settings, until=until, console=console)
 
 
 def run_epilogue() -> str:

@@ -160,13 +160,10 @@ def _questions(prompts: list[str] | None, path: Path | None) -> "list[tuple[list
                 rows = [(where, {"prompt": line.strip()}) for where, line in written if line.strip()]
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
-    questions = []
-    for where, row in rows:
-        asked = parse_prompt(row, where)
-        questions.append(([*asked.prompt], json.dumps(asked.columns, default=str)))
-    if not questions:
+    asked = [parse_prompt(row, where) for where, row in rows]
+    if not asked:
         raise DataError(f"{path or 'standard input'} has no prompts; write one per line")
-    return questions
+    return [([*one.prompt], json.dumps(one.columns, default=str)) for one in asked]
 
 
 def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:
@@ -191,7 +188,6 @@ def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:
 
 def _print(asked: "Asked", answer: "Answer", console: Console, *, every: bool, several: bool) -> None:
     """Print an answer, below its prompt if there are several; or every draw, the best first."""
-
     if several or every:
         first, *more = asked.conversation[-1]["content"].splitlines()
         say(console, f"\n{first}{' …' if more else ''}")

@@ -68,8 +68,7 @@ def curve(
     points: list[Point] = []
     notes: list[InfalignError | str] = []
     budgets = [{name: one} for name, values in (("kl", kl), ("beta", beta)) for one in dict.fromkeys(values or [])]
-    aims = [theory.parse_transform_or_optimum(name) for name in dict.fromkeys(transform)]
-    for aim in aims:
+    for aim in [theory.parse_transform_or_optimum(name) for name in dict.fromkeys(transform)]:
         try:
             if sweep:
                 swept, ended = theory.sweep(served, aim, base=theirs)

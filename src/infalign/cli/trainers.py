@@ -1,11 +1,13 @@
 """Commands for other trainers: one that serves a reward, one that writes their data."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from infalign.cli.options import Host, Port, open_console
+from infalign.core.display import say
 
 SERVE_EPILOGUE = """\
 Example:
@@ -18,8 +20,6 @@ reference_rewards and columns of calibrated.parquet. The answer has the shaped
 reward, the win rate and the reward. A --host other than this machine needs a token in
 INFALIGN_SERVE_TOKEN, which requests send as Authorization: Bearer.
 """
-
-
 EXPORT_EPILOGUE = """\
 Example:
   infalign export runs/demo --to verl --transform exp:10 --kl 1
@@ -38,9 +38,6 @@ def export(
     kl: Annotated[float, Parameter(help="KL budget, in nats per response.")],
 ) -> None:
     """Write a run's calibrated prompts for another trainer, and print how to start it."""
-    import shlex
-
-    from infalign.core.display import say
     from infalign.integrations.export import export as exported
 
     path, transform, command = exported(run, to, transform=transform, kl=kl)

@@ -53,10 +53,7 @@ class _Table(Table):
 
 
 def plain_table(*columns: str, breaking: Collection[int] = (0, 1)) -> Table:
-    """Return an empty table. In a narrow terminal, cells wrap in the columns ``breaking`` only.
-
-    No column is narrower than its heading.
-    """
+    """Return an empty table. No column is narrower than its heading; cells wrap in the columns ``breaking`` only."""
     table = _Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
         heading = max(map(len, column.splitlines()), default=0)

@@ -37,9 +37,7 @@ RETRY_SECONDS = 60.0  # for which a failed request is repeated, unless its calle
 BUSY_STATUSES = 429, 503  # too many requests at once
 FIRST_SECONDS = 5.0  # for which a server may be down that has not answered yet: its address may be wrong
 MAX_WAIT_BETWEEN_ATTEMPTS = 30.0  # seconds between two attempts, whatever the server asks for
-SECRET_NAME = re.compile(
-    r"key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie", re.IGNORECASE
-)
+SECRET_NAME = re.compile("(?i)key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie")
 LOGGER = logging.getLogger(__name__)
 
 

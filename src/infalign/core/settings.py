@@ -100,9 +100,8 @@ def one_of(kinds: Mapping[str, type[Settings]], *, key: str, default: str, what:
         if not isinstance(name, str) or name not in kinds:
             *others, last = map(repr, kinds)
             asked = did_you_mean(str(name), kinds, after="; ")
-            raise errors_at(
-                {key: ("no_kind", f"Input should be {', '.join(others)} or {last}, found {shortened(name)}{asked}")}
-            )
+            message = f"Input should be {', '.join(others)} or {last}, found {shortened(name)}{asked}"
+            raise errors_at({key: ("no_kind", message)})
         for other in given:
             takes = [kind for kind, settings in kinds.items() if other in settings.model_fields]
             if takes and name not in takes:

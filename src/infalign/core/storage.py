@@ -1,11 +1,11 @@
 """Write and read files whole or not at all: atomic writes, tables, records with a seal, hashes."""
 
-import errno
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from errno import EACCES, EDQUOT, EEXIST, EFBIG, EIO, ENOSPC, ENOTDIR, EPERM, EROFS
 from functools import cache, partial
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -17,10 +17,7 @@ import pyarrow.parquet as pq
 
 from infalign.core.errors import DataError, InfalignError
 
-UNWRITABLE = {  # what the disk or who owns it refuses
-    *(errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO),
-    *(errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS),
-}
+UNWRITABLE = {EACCES, EDQUOT, EEXIST, EFBIG, EIO, ENOSPC, ENOTDIR, EPERM, EROFS}  # what the disk or who owns it refuses
 
 
 @contextmanager
@@ -170,9 +167,8 @@ def read_table(path: str | Path, columns: Sequence[str] | None = None) -> pa.Tab
     Raises DataError for a missing file, a damaged one and one without a column asked for.
     """
     if not Path(path).is_file():
-        raise DataError(
-            f"{path} {'is not a file' if Path(path).exists() else 'does not exist'}; rerun the step that writes it"
-        )
+        state = "is not a file" if Path(path).exists() else "does not exist"
+        raise DataError(f"{path} {state}; rerun the step that writes it")
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             absent = set(columns or ()) - set(file.schema_arrow.names)

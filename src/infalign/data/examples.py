@@ -296,12 +296,11 @@ def _compared(row: _Row) -> tuple[Conversation, Conversation, Conversation]:
     if row.first(PROMPTS) or isinstance(chosen, dict):
         prompt = _prompt(row, PROMPTS if row.first(PROMPTS) else CONVERSATIONS)
         return prompt, _reply(row, "chosen", prompt), _reply(row, "rejected", prompt)
-    (prompt, chosen), (other_prompt, rejected) = (
-        _split(_conversation(row, name), name) for name in ("chosen", "rejected")
-    )
-    for column, replied in (("chosen", chosen), ("rejected", rejected)):
+    parts = {name: _split(_conversation(row, name), name) for name in ("chosen", "rejected")}
+    for column, (_, replied) in parts.items():
         if not replied:
             raise DataError(f"{column} ends with a user message")
+    (prompt, chosen), (other_prompt, rejected) = parts.values()
     if prompt != other_prompt:
         raise DataError("chosen and rejected differ before their last reply")
     return _with_system(row, prompt), chosen, rejected

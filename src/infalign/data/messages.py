@@ -53,9 +53,7 @@ def to_column(conversations: Iterable[Iterable[Message]]) -> "pa.Array[Any]":
     cells = [list(conversation) for conversation in conversations]
     if not any(_more(turn) for cell in cells for turn in cell):
         return pa.array(cells, MESSAGES)
-    return pa.array(
-        [[{**turn, "more": json.dumps(_more(turn))} for turn in cell] for cell in cells], MESSAGES_WITH_MORE
-    )
+    return pa.array([[turn | {"more": json.dumps(_more(turn))} for turn in cell] for cell in cells], MESSAGES_WITH_MORE)
 
 
 def from_cell(cell: Iterable[Message]) -> list[Message]:
@@ -113,9 +111,8 @@ def read_messages(values: object, column: str) -> Conversation:
     A field that is null or an empty list is absent. Raises DataError for what is no message.
     """
     if not isinstance(values, list) or not values:
-        raise DataError(
-            f"column {column} must be a list of messages, found {'[]' if values == [] else describe_type(values)}"
-        )
+        found = "[]" if values == [] else describe_type(values)
+        raise DataError(f"column {column} must be a list of messages, found {found}")
     messages: list[Message] = []
     for number, value in enumerate(chain.from_iterable(map(_turns, values)), 1):
         if not isinstance(value, dict):

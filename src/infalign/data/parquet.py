@@ -19,13 +19,11 @@ SCANNED = 2**17  # rows whose texts are measured at once, fewer where texts begi
 def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row with its number, from 0."""
     check_size(path)
-    number = 0
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         check_unique(file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=BATCH):
-            for row in batch.to_pylist():
-                yield f"{path} row {number}", {name: without_nulls(value) for name, value in row.items()}
-                number += 1
+        rows = (row for batch in file.iter_batches(batch_size=BATCH) for row in batch.to_pylist())
+        for number, row in enumerate(rows):
+            yield f"{path} row {number}", {name: without_nulls(value) for name, value in row.items()}
 
 
 def check_size(path: Path) -> None:

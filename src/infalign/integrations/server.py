@@ -85,11 +85,14 @@ def _rows(content: bytes, words: Any | None) -> tuple[bool, list[Row]]:
         case {"query": _} as body:
             if words is None:
                 raise DataError("to read the policy's queries, start the server with INFALIGN_TOKENIZER")
-            columns = _columns(body)
-            for query, prompt, _ in columns:
+            columns = [body.get(name) for name in ("query", "prompts", "labels")]
+            if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) > 1:
+                raise DataError("query, prompts and labels must be lists of the same length")
+            asked = list(zip(*columns, strict=True))
+            for query, prompt, _ in asked:
                 _check_text(query, "query")
                 _check_text(prompt, "prompts")
-            return False, [parse_label(label, response(query, prompt, words)) for query, prompt, label in columns]
+            return False, [parse_label(label, response(query, prompt, words)) for query, prompt, label in asked]
         case {"response": said, "label": label}:
             _check_text(said, "response")
             return True, [parse_label(label, said)]
@@ -99,11 +102,3 @@ def _rows(content: bytes, words: Any | None) -> tuple[bool, list[Row]]:
 def _check_text(text: Any, column: str) -> None:
     if len(read_text(text, column)) > MAX_CHARACTERS:
         raise DataError(f"a response has {len(text):,} characters, and no context holds {MAX_CHARACTERS:,}; shorten it")
-
-
-def _columns(body: dict[str, Any]) -> list[tuple[Any, Any, Any]]:
-    columns = [body.get(name) for name in ("query", "prompts", "labels")]
-    lists = [column for column in columns if isinstance(column, list)]
-    if len(lists) < 3 or len({*map(len, lists)}) > 1:
-        raise DataError("query, prompts and labels must be lists of the same length")
-    return [*zip(*lists, strict=True)]

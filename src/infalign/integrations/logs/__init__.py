@@ -27,6 +27,7 @@ from infalign.evaluation.table_files import Reading, checked_table, read_reward_
 from infalign.integrations.logs.samples import ANY, Note, Sample
 
 READERS = ("inspect_ai", "lm_eval", "verl", "trl", "verifiers", "evalplus", "garak")
+_MODULES = {tool: import_module(f"{__name__}.{tool}") for tool in READERS}
 HEAD = 2**14  # bytes of a JSON file among which the names in its first object are looked for
 
 
@@ -131,16 +132,12 @@ def _tool(path: Path) -> str | None:
             names |= {name.decode() for name in re.findall(rb'"(\w+)"\s*:', file.read(HEAD))}
     elif len(names) == 1 and path.name.endswith(tuple(FORMATS)) and path.stat().st_size:
         names |= set(next(read_rows(path))[1])
-    return next((tool for tool in READERS if any(known <= names for known in _reader(tool).KNOWN_BY)), None)
-
-
-def _reader(tool: str) -> Any:
-    return import_module(f"{__name__}.{tool}")
+    return next((tool for tool, reader in _MODULES.items() if any(known <= names for known in reader.KNOWN_BY)), None)
 
 
 def _read(tool: str, path: Path, score: str | None, note: Note) -> Iterator[Sample]:
     try:
-        yield from _reader(tool).read(path, score, note)
+        yield from _MODULES[tool].read(path, score, note)
     except InfalignError as error:
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from error
     except ImportError as error:

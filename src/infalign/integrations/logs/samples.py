@@ -40,10 +40,7 @@ def number(value: object) -> float | None:
 
 
 def choose(names: Sequence[str], score: str | None, usual: str | None = None) -> str:
-    """Return ``score``, or without one the usual or only name; for `ANY` also the first, or "".
-
-    Raises ConfigError with all names.
-    """
+    """Return ``score``; without one the usual or only name, for `ANY` also the first, or "". Raises ConfigError."""
     if score in (None, ANY):
         if usual is not None and usual in names:
             return usual

@@ -17,8 +17,6 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
         about = {key: value for key, value in row.items() if key not in ("input", "output", "gts", "step")}
         name = choose([key for key, value in about.items() if not isinstance(value, str)], score, "score")
         about |= {"ground_truth": row.get("gts"), "answer": row.get("gts")}
-        model, answer = f"{path.absolute().parent.name} step {row['step']}", row.get("pred")
-        answer = None if answer is None else str(answer)
-        yield Sample(
-            row["input"], model, number(row[name]), None, row["output"], answer, asked=row["input"], about=about
-        )
+        model, prompt = f"{path.absolute().parent.name} step {row['step']}", row["input"]
+        answer = None if row.get("pred") is None else str(row["pred"])
+        yield Sample(prompt, model, number(row[name]), None, row["output"], answer, asked=prompt, about=about)
