@@ -189,7 +189,7 @@ def _record(asked: "Asked", answer: "Answer", every: bool) -> dict[str, Any]:
 def _print(asked: "Asked", answer: "Answer", console: Console, *, every: bool, several: bool) -> None:
     """Print an answer, below its prompt if there are several; or every draw, the best first."""
     if several or every:
-        first, *more = asked.conversation[-1]["content"].splitlines()
+        first, *more = asked.conversation[-1]["content"].splitlines() or [""]  # a tool may say nothing
         say(console, f"\n{first}{' …' if more else ''}")
     if not every:
         say(console, answer.text)
