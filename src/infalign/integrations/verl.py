@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from infalign.integrations.environment import GENERATIONS, calibrated_row, from_environment
-from infalign.integrations.estimators import check_version, estimator
 from infalign.method.by_name import warn_of_column
 
 TRUTHS = ("ground_truth", "answer", "solution")  # columns that hold the true answer, the first that is there
@@ -42,6 +41,8 @@ def compute_score(
 def register(objective: str) -> None:
     """Make ``algorithm.adv_estimator=OBJECTIVE`` known to verl. Raises ConfigError."""
     from verl.trainer.ppo.core_algos import register_adv_est
+
+    from infalign.integrations.estimators import check_version, estimator
 
     check_version("verl")
     register_adv_est(objective)(estimator(objective))
