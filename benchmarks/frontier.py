@@ -2,12 +2,12 @@
 
 For each seed, with the reference, the prompts and the exact pass@k of `pass_at_k.py`: guides on stored rollouts for the
 law of Best-of-8, of ordinary RLHF and of Best-of-n (`OFFLINE`), each trained for its KL and as the run saves it, with
-no factor on its log-ratio; and on-policy objectives at four weights of the KL and without (`WEIGHTS`), which also tell
-pass@8 after `SNAPSHOTS` steps. `FEW` are fits of the first law to fewer rollouts, for two KLs. Everything is fixed
-here beforehand. ``FOLDER/frontier.svg`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can have
-there, and pass@8 over responses drawn; means over seeds, 95 % intervals over seeds and prompts. What is done is not
-repeated, and FOLDER/seed-N.npz is all that the tables and the figure need of a seed: those of the page are in
-``results/frontier``. Forty minutes of an idle core per seed.
+no factor on its log-ratio; and on-policy objectives at four weights of the KL and without (`WEIGHTS`), two of which
+also tell pass@8 after `SNAPSHOTS` steps. `FEW` are fits of the first law to fewer rollouts, for two KLs. Everything is
+fixed here beforehand. ``FOLDER/frontier.svg`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can
+have there, and pass@8 over responses drawn; means over seeds, 95 % intervals over seeds and prompts. FOLDER/seed-N.npz
+is all that this needs of a seed, which is not trained again while the file is there: those of the page are in
+``results/frontier``. Forty minutes of an idle core per seed; a training that is done is not repeated after a stop.
 """
 
 import re

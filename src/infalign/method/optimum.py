@@ -117,6 +117,7 @@ class Optimum(Law):
 
     @property
     def procedure(self) -> RankProcedure:
+        """The procedure that it is the optimum for."""
         return self.shaping.procedure
 
 
@@ -153,16 +154,16 @@ def optimum(
     rewards = reward_rows(rewards_PK)
     if objective not in (None, *(known := get_args(Goal))):
         raise ConfigError(f"unknown objective {objective!r}; known: {', '.join(known)}")
-    values = np.unique(np.concatenate(rewards)).tolist()
-    if objective is None and len(values) > 2:
+    values = np.unique(np.concatenate(rewards))
+    if objective is None and values.size > 2:
         raise ConfigError(
             "rewards have more than two values, so name the objective, reward or win-rate; in a recipe, "
             "transform: optimal:reward or optimal:win-rate"
         )
     objective = objective or "reward"
     check_strength(kl, beta)
-    low, high = values if len(values) == 2 else (0.0, 1.0)  # also where all are 0, or all 1
-    pair = (low, high) if smoothed and {*values} <= {low, high} else None
+    low, high = values.tolist() if values.size == 2 else (0.0, 1.0)  # also where all are 0, or all 1
+    pair = (low, high) if smoothed and np.isin(values, (low, high)).all() else None
     references = [np.sort(row) for row in rewards]
     laws = Classes.of(references, served, objective, pair)
     found_beta = float(beta) if beta is not None else laws.beta_at(float(kl or 0.0))
@@ -191,8 +192,9 @@ def left_out(law: Law) -> Law:
 
     For a checker's rewards p is then (c + a)/(K − 1 + a + b), with c successes of the others and a Beta(a, b) prior
     that fits the successes of all prompts: the probability that a rollout is right, given the rewards of the others. So
-    e^T has the mean 1 over rollouts. A rate that the rollout itself is part of leaves mass that belongs to no rollout,
-    which a network moves to tokens that none of them has. Laws for other rewards stay as they are.
+    e^T has the mean 1 over rollouts. A rate that the rollout itself is part of says less of both outcomes: it leaves
+    mass that belongs to no rollout, which a network moves to tokens that none of them has. Laws for other rewards stay
+    as they are.
     """
     shaping = law.shaping
     if not isinstance(shaping, Optimal) or shaping.pair is None:

@@ -93,7 +93,8 @@ class PAR(NotByRank):
 class LSC(NotByRank):
     """Log-sigmoid of the centered reward: log σ(r − q), with q a quantile of the prompt's reference rewards.
 
-    Wang et al. 2024, arXiv 2402.00742. The quantile is interpolated. Raises ConfigError for one outside [0, 1].
+    Wang et al. 2024, arXiv 2402.00742. Between two references the quantile is interpolated. Raises ConfigError
+    for one outside [0, 1].
     """
 
     quantile: float = 0.85
@@ -175,7 +176,8 @@ def budget_beta(shaped_PK: Array, kl: float) -> float:
     """Return the β at which the laws ∝ e^{s/β} over the K rollouts of each prompt spend ``kl`` nats on average.
 
     KL is to the uniform law over the rollouts. Multiply the β by the shaping's scale for the one that users type.
-    Raises ConfigError for a budget that is not positive, or that the rollouts cannot spend.
+    Raises ConfigError for a budget that is not positive, or that the rollouts cannot spend: as β → 0 they reach log K,
+    less the log of the number that tie at the top.
     """
     shaped_PK = np.asarray(shaped_PK, float)
     spread = float(np.ptp(shaped_PK, axis=1).max(initial=0.0)) or 1.0

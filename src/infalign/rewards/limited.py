@@ -40,7 +40,8 @@ class Limited:
     """A reward function that has ``seconds`` for each response, in a process that imports it as ``spec``.
 
     A response that takes longer, or that ends the process, gets the reward 0; a warning says how many do. The
-    process imports ``needs`` before the time counts, and prints to stderr. Raises what it raises, as InfalignError.
+    process imports ``needs`` before the time counts, and what it prints goes to stderr. Raises what the function
+    raises, as InfalignError.
     """
 
     function: Callable[..., Any]

@@ -48,8 +48,8 @@ def score_to(
     and equal responses to one prompt are scored once: a stopped run continues, rows can be added, and equal responses
     tie, also with those of ``known``. A shard holds one or more prompts with at most ``shard_responses`` distinct
     responses together (one prompt may have more) and is written atomically; a reward that works on many batches at once
-    is given several shards, and only those are held in memory. Shards with another ``made_by`` are removed.
-    ``on_progress`` gets numbers of distinct responses. Raises as `score`; rows count from the start of the shard.
+    is given several shards. Responses are held in memory for a few shards only. Shards with another ``made_by`` are
+    removed. ``on_progress`` gets numbers of distinct responses. Raises as `score`, with rows counted in the shard.
     """
     prompts, responses, _ = rows
     directory.mkdir(parents=True, exist_ok=True)

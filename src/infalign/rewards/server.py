@@ -87,7 +87,8 @@ class RemoteReward:
 
     A request holds ``batch`` rows, one with vLLM's protocol, and ``in_flight`` of them are under way at once, by
     default the protocol's number. A request waits ``read_seconds`` for an answer; it is repeated after a broken
-    connection, no answer, 408, 429 and 5xx for up to ``retry_seconds``. ``api_key_env`` is the variable with its key.
+    connection, no answer, 408, 429 and 5xx for up to ``retry_seconds``. ``api_key_env`` names the environment
+    variable with the server's key.
     """
 
     url: str

@@ -208,7 +208,8 @@ class Vocabulary:
     """What a policy may say: the tokens that end a response, and those that its tokenizer has.
 
     A response ends with the tokenizer's EOS or with another end of ``generation``, a model's generation configuration,
-    such as ``<|eom_id|>``. Ids below ``size`` that the tokenizer lacks (padding) are ``absent``: they are never drawn.
+    such as ``<|eom_id|>``. Ids below ``size`` that the tokenizer lacks, which pad a model's vocabulary, are ``absent``:
+    they are never drawn.
     """
 
     def __init__(self, tokenizer: Any, generation: Any = None, size: int = 0) -> None:

@@ -56,7 +56,7 @@ class ServerEngine:
     ``url`` is the server's root; ``api_key_env`` names the environment variable with its key. ``in_flight`` requests
     are under way at once. A request waits ``read_seconds`` for its answer and is repeated after a broken connection,
     408, 429 or 5xx for up to ``retry_seconds``, unless ``watch``, called after each failure, raises. If ``seeded``,
-    each has its own seed, made of ``sampling.seed``, the prompt's id and its first index, which a server may not heed.
+    each has its own seed, made of ``sampling.seed``, the prompt's id and its first index; not every server heeds it.
     """
 
     url: str

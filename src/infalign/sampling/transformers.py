@@ -25,9 +25,10 @@ from infalign.sampling.engine import (
 
 
 class TransformersEngine(Engine):
-    """Draws responses with the same random streams as `SharedPrefixEngine`.
+    """Draws responses of any causal language model, with the same random streams as `SharedPrefixEngine`.
 
-    Nothing in the model's ``generation_config`` applies: ``generate`` gets a fresh one, and `pick` fixes each token.
+    Nothing in the model's ``generation_config`` applies: ``generate`` gets a fresh one, and a logits processor that
+    fixes each token.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling) -> None:

@@ -102,7 +102,8 @@ class BaseRewards:
     async def quantile(self, asked: Asked, quantile: float) -> tuple[float, list[Response]]:
         """Return the reward at a quantile, and the draws that were made for it now.
 
-        It lies between two rewards: its rank is the quantile on average. Raises RefusedError if K is too small for it.
+        It lies between two of the K rewards: its rank is the quantile on average. Raises RefusedError where K is too
+        small for that.
         """
         if not 1 <= quantile * (self._k + 1) <= self._k:
             raise RefusedError(

@@ -169,7 +169,8 @@ class Contest:
 def tilt_to_kl(phi: Array, weight: Array, kl: float, guess: float | None = None) -> tuple[float, Array]:
     """Return β and the log density of the law ∝ e^{Φ/β} that spends ``kl`` nats.
 
-    The ``weight`` of the values sums to 1, and ``guess`` is a β nearby. Raises ConfigError if no β spends so much.
+    The ``weight`` of the values of ``phi`` sums to 1, and ``guess`` is a β nearby. Raises ConfigError if no β spends so
+    much.
     """
     range_of_phi = float(np.ptp(phi))
     if not range_of_phi > 0:
