@@ -1,4 +1,4 @@
-"""The command line: its commands, in files of their own, parse, call one library function and write one output."""
+"""The command line: exit codes, and commands that parse, call one library function and write one output."""
 
 import io
 import os

@@ -53,7 +53,7 @@ class _Table(Table):
 
 
 def plain_table(*columns: str, breaking: Collection[int] = (0, 1)) -> Table:
-    """Return an empty table. No column is narrower than its heading; cells wrap in the columns ``breaking`` only."""
+    """Return an empty table; in a narrow terminal the columns ``breaking`` wrap, none below its heading."""
     table = _Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
         heading = max(map(len, column.splitlines()), default=0)

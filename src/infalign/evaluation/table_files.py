@@ -160,6 +160,12 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
         roles, notes = reading.roles(path, list(names))
         by_role = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
     for where, row in read_rows(path):
+        asked = row.get(column := roles["prompt"][0])
+        if isinstance(asked, list) and all(isinstance(turn, dict) for turn in asked):
+            try:
+                row = row | {column: json.dumps(read_messages(asked, column))}  # as in logs
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from None
         for response in _responses(row, roles):
             for role, values in by_role.items():
                 name = (roles[role] or ROLES[role])[0]
@@ -180,8 +186,6 @@ def _read_by_row(path: Path, reading: Reading) -> RewardTable:
                         values.append(_prompt_text(value) if role == "prompt" else str(value))
                 except ValueError as error:
                     raise DataError(f"{where}, prompt {response['prompt']!r}: {name} is {error}") from None
-                except DataError as error:
-                    raise DataError(f"{where}: {error}") from None
     numbers = {role: np.array(by_role.pop(role), float) for role in NUMBERS if role in by_role}
     for role, where in absent.items():
         if np.isnan(numbers[role]).all():
@@ -208,7 +212,7 @@ def _responses(row: Mapping[str, Any], roles: Columns) -> Iterator[dict[str, Any
             continue
         if not rewards:
             yield response | {"reward": None}
-        lists = {role: value for role, value in response.items() if isinstance(value, list) and not _is_chat(value)}
+        lists = {role: value for role, value in response.items() if isinstance(value, list)}
         for i in range(len(rewards)):
             yield response | {role: value[i] for role, value in lists.items() if len(value) == len(rewards)}
 
@@ -291,13 +295,7 @@ def _number(value: Any, csv: bool, words: set[str], *, nan: bool) -> float:
     return reward
 
 
-def _is_chat(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(turn, dict) for turn in value)
-
-
 def _prompt_text(value: object) -> str:
-    if _is_chat(value):
-        return json.dumps(read_messages(value, "prompt"), ensure_ascii=False, sort_keys=True)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"of type {type(value).__name__}; it must be text, a whole number or a list of messages")
     return str(value)

@@ -8,7 +8,7 @@ optimum of J − β·KL has q_j ∝ p_j·exp(g_j/β). The transformed reward is 
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -123,7 +123,7 @@ class Optimum(Law):
 
 @of_rewarded
 def optimum(
-    rewards_PK: ArrayLike | Sequence[ArrayLike],
+    rewards_PK: ArrayLike | Iterable[ArrayLike],
     procedure: Served | str,
     *,
     kl: float | None = None,
@@ -133,11 +133,12 @@ def optimum(
 ) -> Optimum:
     """Return the policy that maximizes the mean of J − β·KL on K stored rewards of each of P prompts, exact for ties.
 
-    K may differ between prompts. Give ``beta``, or the mean ``kl`` in nats, which may leave prompts where all rewards
-    are equal at 0. ``objective`` is the expected served reward or the win rate against the reference served alike; for
-    0/1 rewards they have the same optima (β of the win rate is half as large) and the first is the default. The share
-    of c successes of K, where rewards have two values, is (c + ½)/(K + 1): a prompt without a success is trained on
-    too, and the law over its rollouts leaves out the mass of what none of them is. Not ``smoothed`` it is c/K.
+    K may differ between prompts; a table of `read_rewards` is taken too. Give ``beta``, or the mean ``kl`` in nats,
+    which may leave prompts where all rewards are equal at 0. ``objective`` is the expected served reward or the win
+    rate against the reference served alike; for 0/1 rewards they have the same optima (β of the win rate is half as
+    large) and the first is the default. The share of c successes of K, where rewards have two values, is
+    (c + ½)/(K + 1): a prompt without a success is trained on too, and the law over its rollouts leaves out the mass of
+    what none of them is. Not ``smoothed`` it is c/K.
 
     Where no β spends ``kl``, as Worst-of-N can have it, β is the smallest that spends less. Below 95 % of ``kl``, other
     local optima, with more KL, then replace the best ones, by gain per nat, as long as the budget lasts; prompts with

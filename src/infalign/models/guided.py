@@ -66,7 +66,7 @@ class GuidedForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> GuidedForCausalLM:
         """Return the reference with an untrained guide on a language model without head, which reads tokens.
 
-        Q tells the reference's ``top_tokens`` likeliest tokens apart; 0: all. Neither of the two models is copied.
+        Q tells the reference's ``top_tokens`` likeliest tokens apart; 0: all. Both models become parts of it, uncopied.
         """
         guide = {"form": "network", "network": network.config.to_dict(), "top_tokens": top_tokens}
         return cls._with_guide(reference, guide, network.config.num_hidden_layers, network=network)

@@ -27,7 +27,8 @@ class Pending:
 def pending(wanted: Sequence[Unit], root: Path) -> dict[str, Pending]:
     """Return the units still to be done, each with its state and the reason.
 
-    A unit is done if its output exists, what it needs is done, and its record has the same settings, extent and keys.
+    A unit is done when its output exists, the units it needs are done, and its record has the same settings, extent and
+    keys of these units.
     """
     ids, made = identify(wanted), records(root)
     todo: dict[str, Pending] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,8 @@ def evaluate(
     check_same_tokens(models["policy"].tokenizer, tokenizer, model_name(policy))
     drawn, rewards = dict[str, Rollouts](), dict[str, Array]()
     for name, given in {"policy": policy, "reference": reference}.items():
-        source = models[name].model if is_local else given
+        network = models[name].model
+        source = network.name_or_path if isinstance(given, str | Path) and not is_local else network
         drawn[name] = sample((source, tokenizer), asked, samples, seed=stream_seed(seed, name), **drawing)
         rewards[name] = score(reward, drawn[name])
     kept, kept_of_reference = (~np.isnan(values).any(axis=1) for values in rewards.values())

@@ -121,7 +121,7 @@ def sample(
     if not engine.is_local and not isinstance(name, str | Path):
         raise ConfigError(
             "a server draws with the weights that it has loaded; instead of a loaded model give the folder or hub id "
-            "that it serves, or (name, tokenizer)"
+            "that it serves"
         )
     source: Any = Policy.of(model) if engine.is_local else str(name)
     given = source if engine.is_local else model

@@ -17,7 +17,7 @@ from infalign.rewards.sources import function_reward
 def check_setup(recipe: Recipe) -> list[str]:
     """Check what a recipe names, without loading weights: models, reward functions, keys. Return what is unchecked.
 
-    Models of the hub or in a GGUF are not. A run and a dry run call it before anything is computed. Raises ConfigError.
+    That is models of the hub and GGUF files. Runs and dry runs call it before anything is computed. Raises ConfigError.
     """
     for source in recipe.rewards.values():
         if source.function is not None:

@@ -18,7 +18,7 @@ class DivergedError(InfalignError):
 
 
 class WatchLog(TrainerCallback):
-    """Reports steps with the latest metrics and ``resumed``; raises DivergedError for what is not finite."""
+    """Reports steps with the latest metrics and ``resumed``; raises DivergedError, before a save, for infinite ones."""
 
     SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
     FINITE = ("loss", "grad_norm", "eval_loss")

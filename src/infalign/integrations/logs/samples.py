@@ -40,7 +40,10 @@ def number(value: object) -> float | None:
 
 
 def choose(names: Sequence[str], score: str | None, usual: str | None = None) -> str:
-    """Return ``score``; without one the usual or only name, for `ANY` also the first, or "". Raises ConfigError."""
+    """Return ``score``; without one the usual or only name, for `ANY` also the first, or "".
+
+    Raises ConfigError with all names.
+    """
     if score in (None, ANY):
         if usual is not None and usual in names:
             return usual
