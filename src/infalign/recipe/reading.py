@@ -22,7 +22,7 @@ MAX_RECIPE_BYTES = 100_000
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe, a file or one that comes along (`built_in.find`), and apply ``key.sub=value`` overrides in YAML.
+    """Read a recipe, a file or a built-in one (`built_in.find`), and apply ``key.sub=value`` overrides in YAML.
 
     ``policies.NAME=null`` takes a policy out. Raises ConfigError naming the file, the line of invalid YAML or of a
     duplicate key, the dotted key and, for an unknown key, the nearest known one.
