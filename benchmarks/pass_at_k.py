@@ -167,7 +167,7 @@ class World:
             running = running * (tokens != self.end)
             if t + 1 < LENGTH:
                 size = logits.shape[1]
-                pairs, rows = torch.unique(running * (rows * size + tokens), return_inverse=True)
+                pairs, rows = torch.unique(running * (rows * size + tokens), return_inverse=True)  # 0 of ended ones
                 parents, asked_next = pairs // size, pairs[:, None] % size
                 cache.batch_select_indices(parents)
                 mask, last = torch.cat([mask[parents], torch.ones_like(asked_next)], 1), last[parents] + 1
