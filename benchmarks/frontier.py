@@ -7,7 +7,7 @@ also tell pass@8 after `SNAPSHOTS` steps. `FEW` are fits of the first law to few
 fixed here beforehand. ``FOLDER/frontier.svg`` has pass@1, pass@8 and pass@64 over KL with the most that any policy can
 have there, and pass@8 over responses drawn; means over seeds, 95 % intervals over seeds and prompts. FOLDER/seed-N.npz
 is all that this needs of a seed, which is not trained again while the file is there: those of the page are in
-``results/frontier``. Forty minutes of an idle core per seed; a training that is done is not repeated after a stop.
+``results/frontier``. About 35 minutes of a core per seed; a training that is done is not repeated after a stop.
 """
 
 import re

@@ -11,6 +11,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -231,7 +232,11 @@ def _words(text: str) -> list[str]:
 
 def _find(words: Sequence[str], phrases: Collection[str]) -> tuple[list[str], int]:
     """Return the phrases read from left to right, the longest first at each word, and the number of other words."""
-    longest_first = "|".join(sorted(phrases, key=len, reverse=True))
-    read = re.findall(rf"\b(?:{longest_first}|\w+)\b", " ".join(words))
+    read = _longest_first(frozenset(phrases)).findall(" ".join(words))
     found = [one for one in read if one in phrases]
     return found, len(read) - len(found)
+
+
+@cache
+def _longest_first(phrases: frozenset[str]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(sorted(phrases, key=len, reverse=True))}|\w+)\b")

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from infalign import sums, world
 from infalign.core.settings import Count, Settings
 from infalign.data.examples import Example, load_examples
 from infalign.data.files import read_rows
@@ -92,11 +91,15 @@ def _rows(source: Source, folder: str, seed: int) -> Iterator[tuple[str, dict[st
             examples=source.examples,
         )
     elif source.world is not None:
+        from infalign import world
+
         for i, d in enumerate(world.dialogues(source.world, seed=seed)):
             yield f"world dialogue {i}", {"prompt": d.request, "completion": d.reply}
         for i, (request, chosen, rejected) in enumerate(world.preferences(source.world, seed=seed, temperature=1.0)):
             yield f"world pair {i}", {"prompt": request, "chosen": chosen, "rejected": rejected}
     elif source.sums is not None:
+        from infalign import sums
+
         for i, e in enumerate(sums.exercises(source.sums, seed=seed)):
             yield f"exercise {i}", {"prompt": e.prompt, "completion": e.response}
     else:

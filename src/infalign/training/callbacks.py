@@ -18,7 +18,7 @@ class DivergedError(InfalignError):
 
 
 class WatchLog(TrainerCallback):
-    """Reports steps with the latest metrics and ``resumed``; raises DivergedError, before a save, for infinite ones."""
+    """Reports steps with metrics and ``resumed``; raises DivergedError, before a save, for what is not finite."""
 
     SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "reward", "kl", "mean_token_accuracy")
     FINITE = ("loss", "grad_norm", "eval_loss")
