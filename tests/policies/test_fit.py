@@ -128,7 +128,7 @@ def test_a_fitted_policy_gains_where_it_was_trained(model: str, form: dict[str, 
     ("law", "settings", "said"),
     [
         (lambda r: tilted(r[:-1], "raw", kl=0.1), {}, r"the law is of \(11, 8\) rewards.* given are \(12, 8\)"),
-        (lambda r: best_of(np.sign(r), 2), {}, None),
+        (lambda r: tilted(np.ones(r.shape), "raw", beta=1.0), {}, "no prompt has two different rewards"),
         (lambda r: tilted(r, "raw", kl=0.1), {"solver": "rloo"}, "fit_online"),
         (lambda r: tilted(r, "raw", kl=0.1), {"solver": "qrpoo"}, "qrpoo: .*did you mean qrpo"),
         (lambda r: tilted(r, "raw", kl=0.1), {"epoch": 2}, "qrpo: unknown key `epoch`"),
@@ -138,12 +138,9 @@ def test_a_fitted_policy_gains_where_it_was_trained(model: str, form: dict[str, 
         (lambda r: tilted(r, "raw", kl=0.1), {"kl_budget": 0.6}, "kl_budget: set by the law"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(model: str, rollouts: Rollouts, law: Any, settings: Any, said: Any) -> None:
+def test_what_cannot_be_fitted_is_refused(model: str, rollouts: Rollouts, law: Any, settings: Any, said: str) -> None:
     """In one sentence that says what was found."""
     made: Law = law(score(vowels, rollouts))
-    if said is None:
-        made = tilted(np.ones((12, 8)), "raw", beta=1.0)
-        said = "no prompt has two different rewards"
     with pytest.raises((ConfigError, DataError), match=said):
         fit(model, rollouts, made, **settings)
 
@@ -190,6 +187,9 @@ def test_rollouts_of_another_model_are_refused(model: str, rollouts: Rollouts) -
     other, tokenizer = Policy.of(model)
     torch.nn.init.normal_(other.get_input_embeddings().weight, std=3.0)
     with pytest.raises(DataError, match="of another model: their log-probabilities differ"):
+        fit((other, tokenizer), rollouts, tilted(score(vowels, rollouts), "raw", kl=0.1), **HOW)
+    other.generation_config.do_sample, other.generation_config.temperature = False, 0.5
+    with pytest.raises(ConfigError, match=r"the loaded model, which cannot be saved: ValueError: .*temperature"):
         fit((other, tokenizer), rollouts, tilted(score(vowels, rollouts), "raw", kl=0.1), **HOW)
 
 

@@ -59,7 +59,7 @@ def test_every_recipe_that_comes_along_is_valid(recipe: Path) -> None:
         ("policies.aware.transform=square", "`policies.aware.transform`: unknown transformation 'square'"),
         ("policies.aware.transform=exp:1000", "`policies.aware.transform`: exp:t needs a finite t"),
         ("policies.aware.kl_budget=800", "policies.aware: exp:10 cannot reach a KL of 800 nats"),
-        ("policies.judge={beta: 1}", "a policy cannot be named judge"),
+        ("policies={judge: {beta: 1}, sft: {beta: 1}}", "a policy cannot be named judge, sft, which the run uses"),
         ("evaluate.rewind=rewind:0.85:4", "`evaluate`: rewind:0.85:4 needs 12 samples, found 8"),
         ("procedure=rewind:0.5:4", "evaluate.rewind is rewind:0.75:4; it must be the procedure, rewind:0.5:4"),
         ("procedure=top-2-of-200", "evaluate.samples: top-2-of-200 cannot be estimated from"),
@@ -120,7 +120,7 @@ def test_settings_of_a_policy_that_do_not_go_together_are_refused(path: str, ove
         (["{solver: maxk, kl_budget: 1}", "procedure=2nd-best-of-4"], "worst-of-N; the procedure is 2nd-best-of-4"),
         (["{beta: 1}", "gold=null", "evaluate={truth: gold}"], "evaluate.truth is gold, but the recipe has no gold"),
         (["{beta: 1}", "rollout.kk=3", "seed=-1"], "found -1; unknown key `rollout.kk`; did you mean `k`?"),
-        (["{beta: 1}", "reward=null"], "`reward` takes settings: "),
+        (["{beta: 1}", "reward=null", "policies=[1]", "policies.0=null"], "`reward` takes settings: "),
     ],
 )
 def test_what_another_part_of_the_recipe_does_not_allow_is_an_error(path: str, overrides: list[str], said: str) -> None:

@@ -96,7 +96,7 @@ def _apply(settings: dict[str, Any], override: str) -> None:
             step = parent
         else:
             raise ConfigError(f"--set {key}: {'.'.join(parents[:depth])} has no keys")
-        if depth == len(parents) and parents == ["policies"] and value is None:
+        if depth == len(parents) and parents == ["policies"] and value is None and isinstance(place, dict):
             if place.pop(step, None) is None:
                 raise ConfigError(f"--set {key}: the recipe has no policy {last}; it has {', '.join(place)}")
         elif depth == len(parents):

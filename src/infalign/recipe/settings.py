@@ -16,8 +16,6 @@ from infalign.rewards.settings import RewardSource
 from infalign.sampling.settings import Rollout
 from infalign.training.solvers import AnySolver
 
-TAKEN = {"reference", "reward", "judge", "gold"}  # names of models that a run has besides its policies
-
 
 class Recipe(Settings):
     """A whole run."""
@@ -138,6 +136,6 @@ class Recipe(Settings):
                 policy.check(self.procedure, self.rollout.k, has_reward_model=has_reward_model)
             except ValueError as error:
                 raise ValueError(f"policies.{name}: {error}") from error
-        if taken := TAKEN & self.policies.keys():
-            raise ValueError(f"a policy cannot be named {', '.join(sorted(taken))}, like another model of the run")
+        if taken := {"reference", "reward", "judge", "gold", "sft"} & self.policies.keys():
+            raise ValueError(f"a policy cannot be named {', '.join(sorted(taken))}, which the run uses itself")
         return self
