@@ -195,7 +195,7 @@ def _policy_numbers(
     evaluated: ScoredSamples, name: str, policy: Solver, wins: Mapping[str, Mapping[str, Array]]
 ) -> OfPolicy:
     """Return the numbers of one policy."""
-    of_law = evaluated.layout.law(policy.data_needs.teacher or name)  # bond has none
+    of_law = evaluated.layout.law(policy.data_needs.teacher or name)  # bond has none, or an old one of its name
     numbers = sample_numbers(evaluated, name, wins)
     kl, shown = numbers["kl"]["mean"], (Standard(), evaluated.procedure)
     law = evaluated.law_at(policy, kl)  # of an unrestricted policy of the method
@@ -204,7 +204,7 @@ def _policy_numbers(
         "transform": policy.transformation,
         "solver": policy.solver,
         "kl_budget": policy.budget,
-        "beta": law_numbers(of_law)["paper_beta"] if of_law.exists() else None,
+        "beta": law_numbers(of_law)["paper_beta"] if policy.aim() is not None and of_law.exists() else None,
         **numbers,
         "theory": None if law is None else {"kl": kl} | {served.name: law.win_rate(served) for served in shown},
     }
