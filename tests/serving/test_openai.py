@@ -217,6 +217,9 @@ def test_an_engine_at_a_url_draws_and_this_server_chooses(trained_run: Path, mon
         assert engine.bodies[-1]["max_tokens"] == 2
         with pytest.raises(openai.BadRequestError, match="leave seed out"):
             client.chat.completions.create(**asked(seed=1))
+        engine.script = [400]
+        with pytest.raises(openai.BadRequestError, match="refused the request: status 400"):
+            client.chat.completions.create(**asked())
         engine.broken_after = 0
         with pytest.raises(openai.InternalServerError, match="did not answer"):
             client.chat.completions.create(**asked())

@@ -15,6 +15,7 @@ from clients import PROMPT, asked, client_of, concurrently, metrics, policy, ser
 from openai import AsyncOpenAI, OpenAI
 from pydantic import ValidationError
 
+from infalign.core.errors import RequestError
 from infalign.method.by_name import ByName
 from infalign.models.conversations import prompt_ids
 from infalign.models.pretrained import load_policy
@@ -214,20 +215,26 @@ def test_a_request_without_the_columns_of_the_reward_is_refused(trained_run: Pat
     assert refused.value.param == "metadata"
 
 
-def test_a_reward_that_fails_is_said_and_spoils_no_other(trained_run: Path) -> None:
-    """The answer whose reward is missing is an error of the server, streamed or not; the reward gets metadata."""
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [(ValueError("no reward"), 500, "server_error"), (RequestError("too long"), 400, "invalid_request_error")],
+)
+def test_a_reward_that_fails_is_said_and_spoils_no_other(
+    trained_run: Path, error: Exception, status: int, kind: str
+) -> None:
+    """The answer whose reward is missing is an error, streamed or not: of the server, or of what it was asked."""
 
     def picky(rows: list[Any]) -> list[float]:
         if any("bad" in columns for _, _, columns in rows):
-            raise ValueError("no reward for this")
+            raise error
         return [0.0] * len(rows)
 
     with serving(policy(trained_run, scores=Batches(picky))) as url:
         requests = [asked(metadata={"kind": "bad" if i % 3 == 0 else "good"}, stream=i % 2 == 0) for i in range(9)]
         for i, answer in enumerate(concurrently(url, requests, max_retries=0)):
             if i % 3 == 0:
-                assert isinstance(answer, openai.InternalServerError)
-                assert answer.type == "server_error"
+                assert isinstance(answer, openai.APIStatusError)
+                assert (answer.status_code, answer.type) == (status, kind)
             else:
                 assert not isinstance(answer, Exception)
         assert metrics(url)["infalign_answers_in_progress"] == 0

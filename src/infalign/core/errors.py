@@ -35,6 +35,10 @@ class DataError(InfalignError):
     exit_code = 3
 
 
+class RequestError(ConfigError):
+    """A server refuses what one request holds, such as a text that is too long for its model."""
+
+
 class PartialError(InfalignError):
     """The work stopped half way; what is finished is kept and the same command continues."""
 

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 from infalign.core.display import printable
-from infalign.core.errors import ConfigError, PartialError
+from infalign.core.errors import ConfigError, PartialError, RequestError
 
 if TYPE_CHECKING:
     import ssl
@@ -35,6 +35,7 @@ CONNECT_SECONDS = 10.0
 THIS_MACHINE = "127.0.0.1", "::1", "localhost"
 RETRY_SECONDS = 60.0  # for which a failed request is repeated, unless its caller says otherwise
 BUSY_STATUSES = 429, 503  # too many requests at once
+REQUEST_STATUSES = 400, 413, 422  # what this request holds, while another may be answered
 FIRST_SECONDS = 5.0  # for which a server may be down that has not answered yet: its address may be wrong
 MAX_WAIT_BETWEEN_ATTEMPTS = 30.0  # seconds between two attempts, whatever the server asks for
 SECRET_NAME = re.compile("(?i)key|token|secret|pass|pwd|^pw$|auth|credential|signature|^sig$|jwt|bearer|session|cookie")
@@ -89,7 +90,7 @@ class Post(Protocol):
         """Return the answer to a POST of ``body`` as JSON, repeated with back-off while a fault `may_pass`.
 
         The answer may have ``max_bytes``, decompressed. Raises PartialError if there is none in time, ConfigError if
-        the server refuses.
+        the server refuses, a RequestError for what the request holds.
         """
 
 
@@ -208,11 +209,12 @@ class Server:
             except httpx2.HTTPError as error:
                 self.watch()
                 why, said, wait, wanted = type(error).__name__, str(error), next(waits, math.inf), ""
-                is_busy = False
+                status = 0
                 if isinstance(error, httpx2.HTTPStatusError):
-                    why, said = f"status {error.response.status_code}", error.response.text
+                    status = error.response.status_code
+                    why, said = f"status {status}", error.response.text
                     wanted = error.response.headers.get("Retry-After", "")
-                    is_busy = error.response.status_code in BUSY_STATUSES
+                is_busy = status in BUSY_STATUSES
                 if wanted.isdecimal():
                     wait = min(float(wanted), MAX_WAIT_BETWEEN_ATTEMPTS)
                 down = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and not self.there
@@ -222,7 +224,8 @@ class Server:
                 why = f"{why}: {quote_answer(said, self.key)}"
                 left, first = failed + seconds - time.monotonic(), first or why
                 if not may_pass(error):
-                    raise ConfigError(f"{self._where} refused the request: {why}") from error
+                    refusal = RequestError if status in REQUEST_STATUSES else ConfigError
+                    raise refusal(f"{self._where} refused the request: {why}") from error
                 if wait > left:
                     before = "" if first == why else f"the first attempt failed with {first}, "
                     cure = (

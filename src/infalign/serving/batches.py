@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from infalign.core.errors import ConfigError, PartialError
+from infalign.core.errors import ConfigError, PartialError, RequestError
 
 Row = TypeVar("Row")
 Found = TypeVar("Found")
@@ -56,12 +56,11 @@ class Batches(Generic[Row, Found]):
     def _found(self, rows: list[Row]) -> list[Found | Exception]:
         """Return what is found for each row, or why there is nothing; a bad row does not spoil the others.
 
-        Where a server does not answer or refuses, no row is to blame.
+        Where a server does not answer or refuses every request, no row is to blame.
         """
         try:
             return [*self._do(rows)] if rows else []
-        except (PartialError, ConfigError) as error:
-            return [error] * len(rows)
         except Exception as error:
-            half = len(rows) // 2
-            return [*self._found(rows[:half]), *self._found(rows[half:])] if half else [error]
+            no_row = isinstance(error, PartialError | ConfigError) and not isinstance(error, RequestError)
+            half = 0 if no_row else len(rows) // 2
+            return [*self._found(rows[:half]), *self._found(rows[half:])] if half else [error] * len(rows)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from infalign.core.errors import DataError, InfalignError, PartialError
+from infalign.core.errors import DataError, InfalignError, PartialError, RequestError
 from infalign.core.settings import Count, shortened
 from infalign.serving.answers import Answer, RefusedError
 from infalign.serving.web import TooLargeError, read_json
@@ -136,6 +136,8 @@ def as_error(error: Exception) -> ApiError:
             return ApiError(413, str(error))
         case RefusedError():
             return ApiError(400, str(error), param="model")
+        case RequestError():  # of the engine, or of a reward server
+            return ApiError(400, str(error), param="messages")
         case DataError():  # of the reward, which gets the request's columns
             return ApiError(400, str(error), param="metadata")
         case PartialError():
