@@ -39,6 +39,8 @@ def test_what_is_no_law_is_refused() -> None:
         for make in (lambda found: tilted(found, "raw", kl=0.1), lambda found: best_of(found, 2)):
             with pytest.raises(DataError, match="prompts × 2 rollouts or more, found"):
                 make(rewards)
+            with pytest.raises(DataError, match="inf for prompt 2"):
+                make([[np.nan, np.nan], [0.0, 1.0], [0.0, np.inf]])
     with pytest.raises(DataError, match="prompts have 2 to 3 rewards"):
         tilted([[0, 1], [0, 1, 2]], "raw", kl=0.1)
     with pytest.raises(ConfigError, match="cannot spend a KL of 9 nats"):

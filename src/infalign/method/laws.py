@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.special import kl_div
 
 from infalign.core.errors import ConfigError, DataError
-from infalign.method.calibration import Array, as_rewards, reward_table, stacked, tied_prompts
+from infalign.method.calibration import Array, as_rewards, not_finite, reward_table, stacked, tied_prompts
 from infalign.method.procedures import BestOfN, RankProcedure, Standard
 from infalign.method.shapings import Shaping, shape_rollouts
 from infalign.method.transforms import Log, Ranked
@@ -78,6 +78,8 @@ def of_rewarded(make: MakesLaw) -> MakesLaw:
         kept = np.array([row.size == 0 or not np.isnan(row).all() for row in rows], bool)
         if kept.all() or not kept.any():
             return make(rewards_PK, *arguments, **options)
+        if odd := not_finite([row if keep else row[:0] for row, keep in zip(rows, kept, strict=True)]):
+            raise DataError(f"rewards must be finite, found {odd}")
         law = make([row for row, keep in zip(rows, kept, strict=True) if keep], *arguments, **options)
         of_kept = iter(law.log_ratios_PK)
         log_ratios_PK = stacked([next(of_kept) if keep else row for row, keep in zip(rows, kept, strict=True)])
