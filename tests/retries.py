@@ -6,8 +6,6 @@ from unittest.mock import patch
 
 from infalign.core import http
 
-backoff = http.backoff
-
 
 @contextmanager
 def attempts(number: int, wait: float = 0.0) -> Iterator[None]:

@@ -41,14 +41,6 @@ def test_written_text_is_exact_and_follows_the_umask(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_write_over_a_folder_leaves_no_temporary_file(tmp_path):
-    """When the last step cannot replace the target, the temporary file goes too."""
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_text(tmp_path / "folder", "text")
-    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
-
-
 def test_what_is_absent_cut_or_changed_is_named_with_what_to_do(tmp_path):
     """One changed byte in a page of rewards fails its checksum, here and in read_rows, and never becomes a reward."""
     path = tmp_path / "rewards.parquet"

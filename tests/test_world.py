@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from functools import partial
 from hashlib import sha256
 
@@ -68,19 +67,6 @@ def test_last_user_turn_is_the_request():
     turns = [user("How do I bake bread?"), assistant("Weigh the flour on a scale."), user("How do I move house?")]
     reply = "Pack one room at a time."
     assert gold([turns], [reply]) == score("How do I move house?", reply) != score("How do I bake bread?", reply)
-
-
-def test_judge_reads_every_word_that_an_author_writes():
-    """Every author's reply consists of known phrases, and its request names exactly its topic and constraint."""
-    rng = random.Random(0)
-    for _ in range(500):
-        request, topic, constraint = world._request(rng)
-        asked, _ = world._find(world._words(request), world._REQUEST_PHRASES)
-        assert {topic} == {world._TOPIC_OF[phrase] for phrase in asked if phrase in world._TOPIC_OF}
-        named = {world._CONSTRAINT_OF[phrase] for phrase in asked if phrase in world._CONSTRAINT_OF}
-        assert named == ({constraint} if constraint else set())
-        _, unknown_words = world._find(world._words(world._reply(topic, constraint, rng.random(), rng)), PHRASES)
-        assert unknown_words == 0
 
 
 def test_bad_settings_and_data_are_named():

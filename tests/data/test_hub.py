@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from rows import comparison, written
 
-from infalign.core.errors import DataError
 from infalign.data.hub import Hub, hub_rows
 from infalign.data.sources import read_examples
 from infalign.recipe.reading import load_recipe
@@ -27,14 +26,6 @@ def hub_folder(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     written(folder / "train.jsonl.gz", [comparison()])
     return tmp_path / "hh"
-
-
-def test_a_broken_file_is_named_with_its_row(hub_folder):
-    """An error of ours, in one line."""
-    (hub_folder / "broken").mkdir()
-    (hub_folder / "broken" / "train.jsonl").write_text('{"a": 1}\n{"a": \n')
-    with pytest.raises(DataError, match=r"broken/train\.jsonl line 2: not JSON"):
-        list(hub_rows(Hub(id=str(hub_folder), data_dir="broken")))
 
 
 CARD = """---

@@ -133,6 +133,8 @@ def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:
     assert "50.0" in micro.answer(*words, "--columns", "prompt=problem,reward=score,model=temperature")
     with pytest.raises(DataError, match="no column grade for reward; there are problem, model, score, temperature"):
         read_reward_table(tmp_path / "t.csv", Reading({"reward": "grade"}))
+    with pytest.raises(DataError, match="results are by model already"):
+        measure(chosen, ["pass@1"], Measuring(by="model"))
     with pytest.raises(DataError, match="no column topic; there are problem, model, score, temperature"):
         read_reward_table(tmp_path / "t.csv", Reading(keep=["topic"]))
     with pytest.raises(ConfigError, match="unknown role 'rewrad' of a column; known: prompt, reward, model"):

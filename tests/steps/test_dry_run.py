@@ -23,10 +23,9 @@ from infalign.pipeline.records import FORMAT, record_path
 from infalign.pipeline.units import identify
 from infalign.recipe.reading import load_recipe
 from infalign.recipe.settings import Recipe
-from infalign.sampling.prompts import PromptTable
 from infalign.steps.data import prepare_data
 from infalign.steps.dry_run import print_plan
-from infalign.steps.run import READ, TRAINED, Pass, Run
+from infalign.steps.run import Run
 from infalign.steps.time_estimate import (
     OVERHEAD,
     SAMPLED_ROWS,
@@ -80,18 +79,6 @@ def test_a_model_that_is_nowhere_has_no_size(tmp_path: Path) -> None:
     assert "no time estimate for score-0, score-1, score-2 and 6 more: the size of someone/model" in said
     with pytest.raises(ConfigError, match=r"reward\.model: the folder \./nowhere does not exist"):
         planned(micro.settings(tmp_path) | changed | {"reward": {"model": "./nowhere"}})
-
-
-def test_flops_are_six_per_parameter_and_token_that_is_trained_on(tmp_path: Path) -> None:
-    """Two without gradients."""
-    counts = Counts({"train_prompts": 5, "demonstrations": 40}, 16.0, 20.0, 24.0, lambda model: 1000)
-    assert counts.flops(Pass(2 * TRAINED, ["model"], "demonstrations")) == 2 * 6 * (OVERHEAD + 1000) * 40 * (16 + 20)
-    both = Pass(READ, ["model", "other"], "demonstrations", rows=7)
-    assert counts.flops(both) == 2 * 2 * (OVERHEAD + 1000) * 7 * (16 + 20)
-    every, part = (PromptTable(tmp_path / "train_prompts.parquet", 9, step=step) for step in (1, 4))
-    read = counts.flops(Pass.over(READ, ["model"], every, 3))
-    assert read == 2 * (OVERHEAD + 1000) * 5 * (16 + 3 * 24)
-    assert counts.flops(Pass.over(READ, ["model"], part, 3)) == read / 4
 
 
 @pytest.mark.parametrize("world", [1000, SAMPLED_ROWS + 1000])

@@ -12,7 +12,7 @@ from scipy.stats import betabinom
 
 from infalign.core.errors import ConfigError, DataError
 from infalign.core.storage import write_table
-from infalign.method.optimum import Classes, Optimal, fitted_prior, left_out, optimum
+from infalign.method.optimum import fitted_prior, left_out, optimum
 from infalign.method.procedures import BestOfN, WorstOfN, parse_procedure
 from infalign.method.shapings import Ranked, mean_kl, shape_rollouts
 from infalign.method.transforms import Exponential
@@ -74,16 +74,6 @@ def test_targets_of_the_optimum_are_by_the_rate_of_the_others() -> None:
     prior = fitted_prior(range(K + 1), [K] * (K + 1))
     means_C = np.exp(np.array(left_out(every).log_ratios_PK)).mean(axis=1)
     assert betabinom(K, *prior).pmf(range(K + 1)) @ means_C == pytest.approx(1.0, abs=1e-8)
-
-
-def test_a_law_is_solved_once_for_all_its_prompts_and_completions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1,200 prompts with ten distinct shares of successes."""
-    solved = []
-    solve = "infalign.method.optimum.Classes.solve"
-    plain = Classes.solve
-    monkeypatch.setattr(solve, lambda laws, *given: solved.append(laws) or plain(laws, *given))
-    shape_rollouts(Optimal(BestOfN(8), 0.1234), np.tile(CHECKED, (100, 1)))
-    assert len(solved) == len(set(COUNTS))
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,8 @@ class RewardTable:
 
     def column(self, name: str) -> Labels:
         """Return a column. Raises DataError, which lists those there are, for another name."""
+        if name == "model":
+            raise DataError("results are by model already; choose another column than model")
         if name not in self.columns:
             raise DataError(f"{self.source} has no column {name}; it has {', '.join(self.columns) or 'no others'}")
         return self.columns[name]
