@@ -16,7 +16,7 @@ from micro import COMMAND
 from transformers import AutoModelForSequenceClassification
 
 from infalign.pipeline.ownership import MARKER
-from infalign.recipe.built_in import built_in
+from infalign.recipe.built_in import built_in, find
 from infalign.steps import STAGES
 
 SHORT = {"max_length": 2}  # of what is trained on
@@ -82,16 +82,18 @@ def test_help_of_run_lists_stages_and_built_in_recipes() -> None:
     """Every stage and every recipe of the package is listed with what it is about."""
     out = micro.answer("run", "--help")
     assert all(f"  {stage:<14}{about}\n" in out for stage, about in STAGES.items())
-    assert all(f"  {recipe.name} " in out and recipe.about in out for recipe in built_in())
+    assert all(f"  {name} " in out and about in out for name, (about, *_) in built_in().items())
     assert max(map(len, out.splitlines())) <= 80
 
 
 def test_recipes_lists_what_comes_along_and_prints_one_to_start_from() -> None:
     """The list says what a recipe does, takes and needs; what is printed of one is its file, which is a recipe."""
     out = micro.answer("recipes")
-    for recipe in built_in():
-        assert f"{recipe.name}\n  {recipe.about}\n  Takes: {recipe.takes}\n  Needs: {recipe.needs}\n" in out
-        assert micro.answer("recipes", recipe.name) == recipe.path.read_text(encoding="utf-8")
+    for name, (about, takes, needs) in built_in().items():
+        assert f"{name}\n  {about}\n  {takes}\n  {needs}\n" in out
+        assert takes.startswith("Takes: ")
+        assert needs.startswith("Needs: ")
+        assert micro.answer("recipes", name) == find(name).read_text(encoding="utf-8")
 
 
 def test_every_command_that_takes_a_recipe_takes_its_name(main: Any, tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ from infalign.method.procedures import parse_procedure
 from infalign.method.reward import CalibratedReward
 from infalign.method.shapings import parse_shaping
 from infalign.method.transforms import Identity, Tabulated, parse_transform
-from infalign.recipe.built_in import built_in
+from infalign.recipe.built_in import built_in, find
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.rewards.base import score
 from infalign.theory.curve import parse_transform_or_optimum
 
-RECIPES = [found.path for found in built_in()]
+RECIPES = [find(name) for name in built_in()]
 SIGNS = [b'"', b"\0", b"\r", b"\xef\xbb\xbf"]
 SOURCES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infalign.recipe.built_in import built_in
+from infalign.recipe.built_in import built_in, find
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,9 +29,9 @@ def test_the_wheel_has_the_recipes_and_runs_one(tmp_path: Path) -> None:
         return found.stdout
 
     listed = run("recipes")
-    for recipe in built_in():
-        assert f"{recipe.name}\n  {recipe.about}\n" in listed
-        assert run("recipes", recipe.name) == recipe.path.read_text(encoding="utf-8")
+    for name, (about, *_) in built_in().items():
+        assert f"{name}\n  {about}\n" in listed
+        assert run("recipes", name) == find(name).read_text(encoding="utf-8")
     changes = [
         "data.sources.0.sums=8000",
         "rollout={prompts: 64, k: 6, max_new_tokens: 4}",

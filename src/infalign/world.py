@@ -18,13 +18,6 @@ from typing import NamedTuple
 from infalign.core.errors import DataError
 
 
-class Dialogue(NamedTuple):
-    """A request and one author's reply to it."""
-
-    request: str
-    reply: str
-
-
 class _Topic(NamedTuple):
     do: str
     doing: str
@@ -69,8 +62,8 @@ _CONSTRAINT_OF = {phrase: constraint for constraint in _CONSTRAINTS for phrase i
 _REQUEST_PHRASES = frozenset(_TOPIC_OF) | frozenset(_CONSTRAINT_OF)
 
 
-def dialogues(n: int, *, seed: int) -> list[Dialogue]:
-    """Return ``n`` requests, each with the reply of an author whose care is uniform on [0, 1].
+def dialogues(n: int, *, seed: int) -> list[tuple[str, str]]:
+    """Return ``n`` pairs (request, reply) of authors whose care is uniform on [0, 1].
 
     The same seed gives the same list, and a longer list starts with the shorter one.
     """
@@ -78,7 +71,7 @@ def dialogues(n: int, *, seed: int) -> list[Dialogue]:
     rows = []
     for _ in range(n):
         request, topic, constraint = _request(rng)
-        rows.append(Dialogue(request, _reply(topic, constraint, rng.random(), rng)))
+        rows.append((request, _reply(topic, constraint, rng.random(), rng)))
     return rows
 
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from infalign.core.display import share
-from infalign.evaluation.budget import budget_rows, measure_budgets
 from infalign.evaluation.extrapolation import Counts
 from infalign.evaluation.measures import pass_at_k
-from infalign.evaluation.worth import worth
+from infalign.evaluation.worth import budget_rows, measure_budgets, worth
 from infalign.method.procedures import BestOfN
 
 CHECKED = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]], float)

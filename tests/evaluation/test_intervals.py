@@ -10,7 +10,7 @@ from scipy.stats import binom, multinomial
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import Estimate, estimate, estimate_difference, estimate_share
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import prompt_win_rates, win_rates
+from infalign.evaluation.win_rates import win_rates, win_rates_of
 from infalign.method.procedures import BestOfN, WorstOfN
 
 
@@ -27,7 +27,7 @@ def test_intervals_cover(procedure: Any, strength: Any, interval: Any, prompts: 
     """95 % intervals of skewed win rates, one with mean 98.6 %, cover the mean in 93–97 % of 600 simulations."""
     rng = np.random.default_rng(9)
     u, v = rng.random((20000, 12)) ** (1 / strength(rng)), rng.random((20000, 12))
-    population = prompt_win_rates(Samples(u, u), Samples(v, v), procedure)
+    (population,) = win_rates_of(Samples(u, u), Samples(v, v), [procedure])
     found = [interval(rng.choice(population, prompts), seed=seed) for seed in range(600)]
     assert low <= np.mean([e.low <= population.mean() <= e.high for e in found]) <= high
 

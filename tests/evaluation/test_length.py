@@ -8,7 +8,7 @@ from scipy.special import expit
 from infalign.core.errors import DataError
 from infalign.evaluation.length import length_controlled
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import prompt_win_rates, threshold_weights
+from infalign.evaluation.win_rates import threshold_weights, win_rates_of
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Standard
 
 
@@ -61,7 +61,7 @@ def test_length_control_without_length_differences_is_the_win_rate() -> None:
     rng = np.random.default_rng(13)
     policy, base = (Samples(r, r, np.full((5, 4), 37)) for r in rng.normal(size=(2, 5, 4)))
     controlled = length_controlled([(policy, base)], BestOfN(2))
-    assert controlled.tolist() == prompt_win_rates(policy, base, BestOfN(2)).tolist()
+    assert controlled.tolist() == win_rates_of(policy, base, [BestOfN(2)])[0].tolist()
 
 
 def test_length_control_says_where_it_cannot_know() -> None:

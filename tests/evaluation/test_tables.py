@@ -15,12 +15,11 @@ from rows import written
 from infalign.core.errors import ConfigError, DataError
 from infalign.evaluation.intervals import estimate
 from infalign.evaluation.length import length_controlled
-from infalign.evaluation.pairing import pair
 from infalign.evaluation.samples import Samples
 from infalign.evaluation.table_files import read_reward_table
-from infalign.evaluation.tables import compare_tables, print_comparison
-from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws, tie_rate
-from infalign.method.procedures import BestOfN, RewindAndRepeat, parse_procedure
+from infalign.evaluation.tables import compare_tables, pair, print_comparison
+from infalign.evaluation.win_rates import rewind_draws, tie_rate, win_rates_of
+from infalign.method.procedures import BestOfN, RewindAndRepeat
 
 
 def write(path: Path, columns: dict[str, list]) -> Path:
@@ -77,7 +76,7 @@ def test_a_table_of_any_kind_has_the_numbers_of_its_arrays(ending: str, models: 
     best, rewind = compare(*paths, ["best-of-4", "rewind:0.5:4"], confidence=0.9)
     # Prompts come in the order of the policy's table, on which the resampling depends.
     order = [int(p.split()[1]) for p in dict.fromkeys(columns(policy)["prompt_id"])]
-    expected = estimate(prompt_win_rates(policy, base, BestOfN(4))[order], confidence=0.9)
+    expected = estimate(win_rates_of(policy, base, [BestOfN(4)])[0, order], confidence=0.9)
     assert (best["win_rate"], best["low"], best["high"]) == pytest.approx((expected.mean, expected.low, expected.high))
     controlled = estimate(length_controlled([models], BestOfN(4))[order], confidence=0.9)
     assert best["length_controlled"] == pytest.approx(controlled.as_dict())
@@ -86,7 +85,7 @@ def test_a_table_of_any_kind_has_the_numbers_of_its_arrays(ending: str, models: 
     assert best | {"prompts": 30, "policy_samples": 8, "base_samples": 12, "judge": "judge_reward"} == best
     assert (best["draws"], best["notes"], best["base_procedure"]) == ({}, [], "best-of-4")
     procedure = RewindAndRepeat(0.5, 4)  # the table's halves are others than the array's
-    assert rewind["win_rate"] == pytest.approx(prompt_win_rates(policy, base, procedure).mean(), abs=0.06)
+    assert rewind["win_rate"] == pytest.approx(win_rates_of(policy, base, [procedure]).mean(), abs=0.06)
     assert rewind["draws"]["policy"]["mean"] == pytest.approx(rewind_draws(policy, base, procedure).mean(), abs=0.2)
     assert rewind["draws"]["base"]["mean"] == pytest.approx(rewind_draws(base, base, procedure).mean(), abs=0.2)
     assert json.loads(json.dumps([best, rewind])) == [best, rewind]
@@ -107,7 +106,7 @@ def test_without_a_judge_the_reward_judges(models: tuple[Samples, Samples], tmp_
     paths = pair_of(models, tmp_path, judge=False, lengths=False)
     (row,) = compare(*paths, ["best-of-2"], base_procedure="standard")
     plain = [Samples(side.selected, side.selected) for side in models]
-    assert row["win_rate"] == pytest.approx(prompt_win_rates(*plain, BestOfN(2), parse_procedure("standard")).mean())
+    assert row["win_rate"] == pytest.approx(win_rates_of(*plain, [BestOfN(2)], [BestOfN(1)]).mean())
     assert (row["judge"], row["base_procedure"], row["length_controlled"]) == ("reward", "standard", None)
     assert len(row["notes"]) == 1
     assert "no column length in" in row["notes"][0]
@@ -124,7 +123,7 @@ def test_prompts_may_have_different_numbers_of_samples(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.parquet", table) for n, table in zip("pb", tables, strict=True)]
     (row,) = compare(*paths, ["best-of-3"])
     blocks = [(small, base_small), (large, base_large)]
-    each = np.concatenate([prompt_win_rates(*block, BestOfN(3)) for block in blocks])
+    each = np.concatenate([win_rates_of(*block, [BestOfN(3)])[0] for block in blocks])
     assert (row["prompts"], row["policy_samples"], row["base_samples"]) == (25, 4, 5)
     assert row["win_rate"] == pytest.approx(each.mean())
     assert row["length_controlled"]["mean"] == pytest.approx(length_controlled(blocks, BestOfN(3)).mean())

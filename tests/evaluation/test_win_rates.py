@@ -7,7 +7,7 @@ from scipy.stats import beta
 
 from infalign.core.errors import DataError
 from infalign.evaluation.samples import Samples
-from infalign.evaluation.win_rates import prompt_win_rates, rewind_draws, threshold_weights, tie_rate, win_rates_of
+from infalign.evaluation.win_rates import rewind_draws, threshold_weights, tie_rate, win_rates_of
 from infalign.method.calibration import win
 from infalign.method.procedures import BestOfN, Procedure, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import parse_transform
@@ -49,7 +49,7 @@ def test_many_prompts_give_what_each_gives_alone() -> None:
     for p in (0, 1, 777, 2999):
         alone = [Samples(*side[:, p : p + 1]) for side in (policy, base)]
         assert win_rates_of(*alone, PROCEDURES)[:, 0] == pytest.approx(together[:, p], abs=1e-12)
-        assert prompt_win_rates(*alone, BestOfN(4)) == pytest.approx(together[3, p], abs=1e-12)
+        assert win_rates_of(*alone, [BestOfN(4)])[0] == pytest.approx(together[3, p], abs=1e-12)
 
 
 class Softmax:
@@ -72,7 +72,7 @@ def test_samples_of_known_laws_reach_their_analytic_win_rates() -> None:
         samples, base_samples = rng.integers(5, 30, size=2)
         u = np.interp(rng.random((1000, samples)), np.r_[0, law.cdf, 1], np.r_[0, law.u, 1])
         v = rng.random((1000, base_samples))
-        wins = prompt_win_rates(Samples(u, u), Samples(v, v), ours, theirs)
+        (wins,) = win_rates_of(Samples(u, u), Samples(v, v), [ours], [theirs])
         error = wins.std(ddof=1) / np.sqrt(wins.size)
         assert abs(wins.mean() - law.win_rate(ours, theirs)) < 3 * error, (law.transform.name, ours.name, theirs.name)
 
@@ -86,7 +86,7 @@ def test_rewind_is_theory_at_the_quantile_itself(name: str, base: str | None) ->
     law = law_at_kl(parse_transform("exp:3"), kl=0.3)
     u = np.interp(rng.random((6000, 8)), np.r_[0, law.cdf, 1], np.r_[0, law.u, 1])
     v = rng.random((6000, 38))
-    wins = prompt_win_rates(Samples(u, u), Samples(v, v), procedure, served)
+    (wins,) = win_rates_of(Samples(u, u), Samples(v, v), [procedure], [served or procedure])
     slack = 0.005 if base == "rewind:0.8:2" else 0.0025  # the covariance of two thresholds stays
     assert abs(wins.mean() - law.win_rate(procedure, served)) < 3 * wins.std() / np.sqrt(wins.size) + slack
     draws = rewind_draws(Samples(u, u), Samples(v, v), procedure)
@@ -125,10 +125,10 @@ def test_what_base_samples_cannot_show_is_an_error() -> None:
     """The other half of four for four draws, and the 0.99 quantile of nineteen, whatever serves the base."""
     samples = Samples(*np.random.default_rng(0).random((2, 2, 38)))
     with pytest.raises(DataError, match=r"rewind:0.5:4 needs 8 base samples"):
-        prompt_win_rates(samples[:, :4], samples[:, :4], RewindAndRepeat(0.5, 4))
+        win_rates_of(samples[:, :4], samples[:, :4], [RewindAndRepeat(0.5, 4)])
     with pytest.raises(DataError, match=r"rewind:0.99:2 needs 198 base samples per prompt, found 38"):
-        prompt_win_rates(samples, samples, RewindAndRepeat(0.99, 2), Standard())
-    assert prompt_win_rates(samples, samples, RewindAndRepeat(0.95, 2), Standard()).shape == (2,)
+        win_rates_of(samples, samples, [RewindAndRepeat(0.99, 2)], [Standard()])
+    assert win_rates_of(samples, samples, [RewindAndRepeat(0.95, 2)], [Standard()]).shape == (1, 2)
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
@@ -149,13 +149,13 @@ def test_rewards_of_any_number_type_are_compared_and_text_is_refused() -> None:
     rounded = exact.astype(np.float32)
     assert rounded[0, 0] > exact[0, 0]  # as float64 it would win
     twins = Samples(rounded, rounded), Samples(exact, exact)
-    assert prompt_win_rates(*twins, Standard()) == pytest.approx([0.5])
+    assert win_rates_of(*twins, [Standard()])[0] == pytest.approx([0.5])
     assert tie_rate(*twins) == pytest.approx([1 / 3])
     near = np.array([[0.1, 0.1 + 1e-12, 0.4]])  # one value as float32
     mixed = Samples(near, near), Samples(rounded, rounded)
-    assert prompt_win_rates(*mixed, Standard()) == pytest.approx([(0.5 + 0.5 + 3) / 9])
+    assert win_rates_of(*mixed, [Standard()])[0] == pytest.approx([(0.5 + 0.5 + 3) / 9])
     won, lost = np.array([[True, True]]), np.array([[0, 0, 1]])
-    assert prompt_win_rates(Samples(won, won), Samples(lost, lost), Standard()) == pytest.approx([5 / 6])
+    assert win_rates_of(Samples(won, won), Samples(lost, lost), [Standard()])[0] == pytest.approx([5 / 6])
     text = np.array([["0.1", "0.2"]])
     with pytest.raises(DataError, match="must be numbers"):
         Samples(text, text)

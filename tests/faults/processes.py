@@ -17,8 +17,7 @@ from rich.console import Console
 from faults.lab import KILLED, Lab, Seen, tables, told, undo
 from faults.registry import fault
 from infalign.core.progress import ProgressDisplay
-from infalign.pipeline.lock import HOLDER
-from infalign.pipeline.ownership import MARKER
+from infalign.pipeline.ownership import HOLDER, MARKER
 from infalign.pipeline.records import records
 from infalign.pipeline.workers import Task, Workers, run_tasks
 

@@ -12,13 +12,12 @@ import pytest
 
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import InfalignError
-from infalign.pipeline.lock import HOLDER, held
-from infalign.pipeline.ownership import MARKER
+from infalign.pipeline.ownership import HOLDER, MARKER, held
 
 HOLD = """
 import sys
 from pathlib import Path
-from infalign.pipeline.lock import held
+from infalign.pipeline.ownership import held
 with held(Path(sys.argv[1])):
     print('held', flush=True)
     input()

@@ -29,7 +29,7 @@ FULL_SIZE = ["hh-helpful", "hh-harmless", "tldr"]
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make random models of the recipes' architectures and a preference file."""
     folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = train_tokenizer((d.reply for d in world.dialogues(200, seed=0)), Scratch(vocabulary=400, context=512))
+    tokenizer = train_tokenizer((r for _, r in world.dialogues(200, seed=0)), Scratch(vocabulary=400, context=512))
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     shape = SHAPE | ids | {"head_dim": 8, "initializer_range": 0.02, "max_position_embeddings": 2048}
     save_model(Qwen3ForCausalLM(Qwen3Config(**shape)), tokenizer, folder / "policy")
@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_attention_heads_have_a_size_that_every_engine_supports() -> None:
     """All models that built-in recipes make have heads of 32 or 64 dimensions: vLLM and FlashAttention know no 16."""
-    recipes = [load_recipe(found.name) for found in built_in()]
+    recipes = [load_recipe(name) for name in built_in()]
     shapes = [model.scratch for recipe in recipes for model in recipe.models.values() if model.scratch is not None]
     widths = [(shape.hidden, 32) for shape in (*shapes, Scratch())] + [(SIDE_WIDTH, 64)]
     assert all(hidden / attention_heads(hidden, width=width) == width for hidden, width in widths)

@@ -9,14 +9,14 @@ import pytest
 from infalign.core.errors import ConfigError
 from infalign.models.settings import Fit, Lora
 from infalign.pipeline.units import Identity, identify
-from infalign.recipe.built_in import built_in
+from infalign.recipe.built_in import built_in, find
 from infalign.recipe.reading import dump_recipe, load_recipe, read_yaml
 from infalign.recipe.settings import Recipe
 from infalign.steps import whole_run
 from infalign.steps.run import Run
 from infalign.training.solvers.guide import Guide, Side
 
-RECIPES = [found.path for found in built_in()]
+RECIPES = [find(name) for name in built_in()]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a small model."""
     folder = tmp_path_factory.mktemp("models")
     scratch = Scratch(**micro.SCRATCH | {"context": 512})
-    tokenizer = train_tokenizer((d.reply for d in dialogues(100, seed=0)), scratch)
+    tokenizer = train_tokenizer((reply for _, reply in dialogues(100, seed=0)), scratch)
     new_policy(scratch, tokenizer, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -7,12 +7,11 @@ from scipy.stats import binom
 from infalign.core.errors import ConfigError
 from infalign.method.procedures import BestOfN, RewindAndRepeat, Standard, WorstOfN, parse_procedure
 from infalign.method.transforms import Exponential, Identity, Log, parse_transform
-from infalign.theory.choose import choose
+from infalign.theory.choose import choose, smoothed
 from infalign.theory.curve import curve_point, parse_transform_or_optimum
 from infalign.theory.finite_rollouts import finite_rollouts, simulated_gaps
 from infalign.theory.law import law_at_kl
 from infalign.theory.optimum import rank_optimum
-from infalign.theory.tabulation import smoothed
 
 
 def test_a_point_has_both_betas_and_the_standard_win_rate() -> None:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infalign.cli import pass_at_k, recipes, run, serving, theory, trainers, win_rate
+from infalign.cli import recipes, run, serving, tables, theory, trainers
 from infalign.core.display import printable
 from infalign.core.errors import InfalignError, StoppedError
 from infalign.core.signals import raise_outside
@@ -49,10 +49,7 @@ COMMANDS: dict[str, dict[Callable[..., None], str | None]] = {  # commands, and 
     "Write your own recipe": {recipes.init: recipes.INIT_EPILOGUE, recipes.recipes: recipes.RECIPES_EPILOGUE},
     "Use an aligned policy": {serving.generate: serving.GENERATE_EPILOGUE, serving.serve: serving.SERVE_EPILOGUE},
     "Plan a run with theory": {theory.curve: theory.CURVE_EPILOGUE, theory.choose: theory.CHOOSE_EPILOGUE},
-    "Measure tables of rewards": {
-        win_rate.win_rate: win_rate.WIN_RATE_EPILOGUE,
-        pass_at_k.pass_at_k: pass_at_k.PASS_AT_K_EPILOGUE,
-    },
+    "Measure tables of rewards": {tables.win_rate: tables.WIN_RATE_EPILOGUE, tables.pass_at_k: tables.PASS_EPILOGUE},
     "Use another trainer": {trainers.export: trainers.EXPORT_EPILOGUE, trainers.serve_reward: trainers.SERVE_EPILOGUE},
 }
 _GROUPS = [Group(title, sort_key=place) for place, title in enumerate(COMMANDS)]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
@@ -36,8 +36,6 @@ Overrides = Annotated[
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON and nothing else.")]
 Host = Annotated[str, Parameter(help="The address to listen on.")]
 Port = Annotated[int, WHOLE, Parameter(help="The port to listen on.", validator=Number(gte=1, lte=65535))]
-Columns = Annotated[str, Parameter(help="Which column is what: prompt=problem,reward=score_*,model=name.")]
-Missing = Annotated[Literal["refuse", "omit", "wrong"], Parameter(help="What to do with samples without a reward.")]
 BaseName = Annotated[str | None, Parameter(help="How the base policy is served, if not the same way.")]
 
 
@@ -53,7 +51,7 @@ def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: boo
     """Return the recipe of the last run in a folder, or else the recipe itself."""
     from infalign.steps.status import recorded_recipe
 
-    path, names = Path(name), [recipe.name for recipe in built_in()]
+    path, names = Path(name), built_in()
     if path.is_dir():
         return recorded_recipe(path, overrides)
     if path.suffix in ENDINGS or name in names or path.is_file():
@@ -63,14 +61,6 @@ def read_run_or_recipe(name: str, overrides: list[str] | None, skip_invalid: boo
     near = nearest(path.name, known)
     cure = f"did you mean {known[near]}?" if near else "give a run_dir or a recipe"
     raise ConfigError(f"no run directory and no recipe is named {name}; {cure}")
-
-
-def read_columns(columns: str) -> dict[str, str]:
-    """Return the column that ``--columns`` names for each role."""
-    choices = [choice.partition("=")[::2] for choice in columns.split(",") if choice]
-    if len(chosen := dict(choices)) < len(choices):
-        raise ConfigError(f"--columns names a role twice: {columns}; several columns are a pattern, reward=sample_*")
-    return chosen
 
 
 def new_file(path: Path, *endings: str) -> Path:

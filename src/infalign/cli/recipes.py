@@ -39,8 +39,8 @@ def recipes(
     elif name is not None:
         sys.stdout.write(named(name).read_text(encoding="utf-8"))
     else:
-        for recipe in built_in():
-            print(f"{recipe.name}\n  {recipe.about}\n  Takes: {recipe.takes}\n  Needs: {recipe.needs}")
+        for known, opening in built_in().items():
+            print("\n  ".join([known, *opening]))
 
 
 INIT_EPILOGUE = """\

@@ -92,7 +92,7 @@ def run(
 def run_epilogue() -> str:
     """Return the end of the help of `run`, with its stages and the built-in recipes."""
     stages = "\n".join(f"  {stage:<14}{about}" for stage, about in STAGES.items())
-    recipes = "\n".join(f"  {recipe.name:<17}{recipe.about}" for recipe in built_in())
+    recipes = "\n".join(f"  {name:<17}{about}" for name, (about, *_) in built_in().items())
     return f"Built-in recipes:\n{recipes}\n\nStages, in this order:\n{stages}\n\n{RUN_EPILOGUE}"
 
 

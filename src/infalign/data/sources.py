@@ -93,8 +93,8 @@ def _rows(source: Source, folder: str, seed: int) -> Iterator[tuple[str, dict[st
     elif source.world is not None:
         from infalign import world
 
-        for i, d in enumerate(world.dialogues(source.world, seed=seed)):
-            yield f"world dialogue {i}", {"prompt": d.request, "completion": d.reply}
+        for i, (request, reply) in enumerate(world.dialogues(source.world, seed=seed)):
+            yield f"world dialogue {i}", {"prompt": request, "completion": reply}
         for i, (request, chosen, rejected) in enumerate(world.preferences(source.world, seed=seed, temperature=1.0)):
             yield f"world pair {i}", {"prompt": request, "chosen": chosen, "rejected": rejected}
     elif source.sums is not None:

@@ -5,13 +5,11 @@ have a mean over prompts below that of f(p), whatever the rates are. Linear prog
 such that limits are tight for a mixture of rates that fits the counts.
 """
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import linprog
 from scipy.special import betaln, expit, xlog1py, xlogy
 
 from infalign.core.errors import DataError
@@ -91,6 +89,22 @@ class Counts:
         upper = np.quantile((weights_WX @ high[seen] + more_W * high.max()) / total, 0.5 + confidence / 2.0)
         return Estimate(mean, min(mean, max(float(lower), least)), max(mean, min(float(upper), 1.0)))
 
+    def pass_at(self, k: int, *, confidence: float = 0.95) -> dict[str, Any]:
+        """Return pass@k, also beyond the samples, with its limits and a ``claim`` that says what the mean is.
+
+        ``unbiased`` up to the fewest samples n of a prompt; up to 2n that of a ``model``, a mixture of rates that fits;
+        beyond, ``bounds``, where it is None. Limits need no model.
+
+        >>> [one["mean"] and round(one["mean"], 3) for one in map(Counts([0, 2, 4], 4).pass_at, [4, 8, 16])]
+        [0.667, 0.69, None]
+        """
+        check_n(k)
+        exact = 1.0 - falling_ratio(self.n - self.c, self.n, np.minimum(k, self.n))
+        target = np.tile(1.0 - (1.0 - RATES) ** k, (self.sizes.size, 1))
+        found = self.estimate(exact, target, confidence=confidence).as_dict()
+        claim = "unbiased" if k <= self.sizes[0] else "model" if k <= MODEL_UP_TO * self.sizes[0] else "bounds"
+        return {**found, "mean": None if claim == "bounds" else found["mean"], "claim": claim}
+
     @cached_property
     def _weights(self) -> tuple[Array, Array, Array]:
         """Return the counts that are seen, their weights in random means, and that of one more cluster."""
@@ -120,6 +134,8 @@ class Counts:
 
         That is their mean, one standard error (at most Σ √share·|value − center|), and a share of the largest.
         """
+        from scipy.optimize import linprog  # which takes time to import
+
         size = len(exact) - 1
         ends = np.arange(min(SINGLE, size) + 1)
         inner = np.rint(size * np.sin(np.linspace(0.0, np.pi / 2.0, KNOTS)) ** 2)
@@ -140,26 +156,3 @@ class Counts:
         if solution.status != 0:
             raise DataError(f"no bounds were found for {size} responses per prompt: {solution.message}")
         return np.asarray(exact + np.asarray(solution.x)[: knots.size] @ hats)
-
-
-def extrapolate(counts: Counts, ks: Sequence[int], *, confidence: float = 0.95) -> list[dict[str, Any]]:
-    """Return pass@k for each of ``ks``, also beyond the samples, as records like those of `measure`.
-
-    ``claim`` says what the mean is: ``unbiased`` up to the fewest samples n of a prompt; up to 2n that of a ``model``,
-    a mixture of rates that fits; beyond, ``bounds``, where it is None. Limits need no model.
-
-    >>> [one["mean"] and round(one["mean"], 3) for one in extrapolate(Counts([0, 2, 4], 4), [4, 8, 16])]
-    [0.667, 0.69, None]
-    """
-    records = []
-    for k in ks:
-        check_n(k)
-        within = np.minimum(k, counts.n)
-        exact = 1.0 - falling_ratio(counts.n - counts.c, counts.n, within)
-        target = np.tile(1.0 - (1.0 - RATES) ** k, (counts.sizes.size, 1))
-        measured = counts.estimate(exact, target, confidence=confidence).as_dict()
-        claim = "unbiased" if k <= counts.sizes[0] else "model" if k <= MODEL_UP_TO * counts.sizes[0] else "bounds"
-        mean = None if claim == "bounds" else measured["mean"]
-        about = {"metric": f"pass@{k}", "claim": claim, "prompts": counts.of_prompt.size, "confidence": confidence}
-        records.append({**about, **measured, "mean": mean})
-    return records

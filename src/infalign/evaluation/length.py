@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from infalign.core.errors import DataError
 from infalign.evaluation.samples import Samples, chunks
-from infalign.evaluation.win_rates import alike, prompt_win_rates, ways_to_serve
+from infalign.evaluation.win_rates import alike, ways_to_serve, win_rates_of
 from infalign.method.calibration import Array, win
 from infalign.method.procedures import Procedure
 
@@ -46,14 +46,15 @@ def length_controlled(
     """
     if any(samples.lengths is None for block in blocks for samples in block):
         raise DataError("a length-controlled win rate needs the lengths of both models' samples")
-    served_pairs = partial(_served_pairs, blocks, procedure, base_procedure or procedure)
+    base_procedure = base_procedure or procedure
+    served_pairs = partial(_served_pairs, blocks, procedure, base_procedure)
     prompts = sum(len(policy.selected) for policy, _ in blocks)
     mean = square = 0.0
     for _, weight, _, delta in served_pairs():
         mean += float((weight * delta).sum()) / prompts
         square += float((weight * delta**2).sum()) / prompts
     if square == 0.0:
-        return np.concatenate([prompt_win_rates(*block, procedure, base_procedure) for block in blocks])
+        return np.concatenate([win_rates_of(*block, [procedure], [base_procedure])[0] for block in blocks])
     deviation = np.sqrt(max(square - mean**2, 0.0))
     if deviation <= SAME_LENGTH_TOLERANCE * abs(mean):
         raise _never_equal(mean)

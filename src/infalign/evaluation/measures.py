@@ -4,21 +4,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from infalign.core.errors import ConfigError, DataError
+from infalign.evaluation.extrapolation import Counts
 from infalign.evaluation.intervals import Confidence, Estimate, of_clusters
 from infalign.evaluation.pass_at_k import Metric
 from infalign.evaluation.reward_tables import Labels, Rewards, RewardTable
 from infalign.evaluation.samples import chunks
 from infalign.method.calibration import Array
 from infalign.method.procedures.majority import MajorityVote, votes
-
-if TYPE_CHECKING:
-    from infalign.evaluation.extrapolation import Counts
 
 Record = dict[str, Any]
 ALL_PAIRS = 8  # models; of more, each is compared with the first
@@ -158,15 +156,10 @@ class Part:
 
     def beyond(self, metric: Metric, own: NDArray[Any]) -> Record:
         """Return pass@k of the groups ``own`` for more responses than a prompt has."""
-        from infalign.evaluation.extrapolation import extrapolate
+        return self.counts(own).pass_at(metric.k, confidence=self.how.confidence.level)
 
-        (record,) = extrapolate(self.counts(own), [metric.k], confidence=self.how.confidence.level)
-        return {key: record[key] for key in ("mean", "low", "high", "claim")}
-
-    def counts(self, own: NDArray[Any]) -> "Counts":
+    def counts(self, own: NDArray[Any]) -> Counts:
         """Return how many responses of the groups ``own`` are right."""
-        from infalign.evaluation.extrapolation import Counts  # SciPy's optimizers take time to import
-
         clusters = None if self.clusters is None else self.clusters[own]
         return Counts(self.right()[own], self.groups.sizes[own], clusters, seed=self.how.confidence.seed)
 
@@ -176,7 +169,7 @@ def measure(rewards: Rewards, metrics: Sequence[str], how: Measuring | None = No
 
     A record has the model, the metric, its ``mean`` with ``low`` and ``high``, the number of ``prompts`` and the
     ``fewest`` and ``most`` samples of one. pass@k beyond the fewest samples n is no measurement, as its ``claim`` says:
-    that of a ``model`` up to 2n, and of ``bounds`` without a mean above (`extrapolate`). Raises DataError for rewards
+    that of a ``model`` up to 2n, and ``bounds`` without a mean above (`Counts.pass_at`). Raises DataError for rewards
     that are not 0 or 1 without a threshold, for fewer samples than another metric needs, and for ``maj@k`` without
     answers; ConfigError for an unknown metric.
 

@@ -50,15 +50,8 @@ def win_rates(
         for values in (policy_rewards_PM, reference_rewards_PK)
     )
     served = parse_procedure(procedure) if isinstance(procedure, str) else procedure
-    wins_P = prompt_win_rates(Samples(ours, ours), Samples(theirs, theirs), served)
+    (wins_P,) = win_rates_of(Samples(ours, ours), Samples(theirs, theirs), [served])
     return estimate_share(wins_P, confidence=confidence, seed=seed)
-
-
-def prompt_win_rates(
-    policy: Samples, base: Samples, procedure: Procedure, base_procedure: Procedure | None = None
-) -> Array:
-    """Return each prompt's unbiased inference-time win rate, shape (P,): `win_rates_of` one procedure."""
-    return np.asarray(win_rates_of(policy, base, [procedure], [base_procedure or procedure])[0])
 
 
 def win_rates_of(

@@ -96,26 +96,31 @@ def data_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises DataError for ``columns`` that are no object.
     """
-    kept = row.get("columns") or {}
-    try:
-        columns = dict(json.loads(kept, object_pairs_hook=reject_duplicate_keys) if isinstance(kept, str) else kept)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"columns must be a JSON object; it begins {str(kept)[:60]!r}") from error
+    columns = _json_object(row.get("columns") or {}, "columns")
     return columns | {name: value for name, value in row.items() if name not in CALIBRATED}
 
 
-def calibrated_row(row: Any, what: str) -> tuple[list[Message], Any, dict[str, Any]]:
-    """Return prompt, reference rewards and columns of a row of calibrated.parquet, which errors call ``what``.
+def _json_object(value: Any, what: str) -> dict[str, Any]:
+    """Return an object, which may be JSON. Raises DataError, which calls it ``what``, for anything else."""
+    try:
+        return dict(json.loads(value, object_pairs_hook=reject_duplicate_keys) if isinstance(value, str) else value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{what} must be a JSON object; it begins {str(value)[:60]!r}") from error
 
-    Raises DataError if it lacks one of the first two, and as `conversation` and `data_columns`.
+
+def calibrated_row(row: Any, said: str, what: str = "a label") -> tuple[list[Message], str, Any, dict[str, Any]]:
+    """Return what the response ``said`` is scored by: its prompt, itself, reference rewards and columns of its row.
+
+    The row is one of calibrated.parquet, JSON or an object, which errors call ``what``. Raises DataError if it lacks
+    prompt or reference_rewards, and as `conversation` and `data_columns`.
     """
-    given = row if isinstance(row, Mapping) else {}
+    given = _json_object(row, what)
     if absent := [name for name in ("prompt", "reference_rewards") if given.get(name) is None]:
         raise DataError(
             f"{what} lacks {' and '.join(absent)} (it begins {str(row)[:60]!r}); add the columns prompt, prompt_id "
             "and reference_rewards of calibrated.parquet"
         )
-    return conversation(given["prompt"], given.get("prompt_id")), given["reference_rewards"], data_columns(given)
+    return conversation(given["prompt"], given.get("prompt_id")), said, given["reference_rewards"], data_columns(given)
 
 
 def conversation(prompt: Any, identity: str | None) -> list[Message]:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from infalign.core.errors import DataError, InfalignError
-from infalign.data.messages import Message
 from infalign.integrations.environment import GENERATIONS, calibrated_row, from_environment, tokenizer
 
 
@@ -30,26 +29,13 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     try:
         asked = zip(queries, prompts, labels, strict=True)
         words = tokenizer(os.environ.get("INFALIGN_REWARD", ""))
-        rows = [parse_label(label, response(query, prompt, words)) for query, prompt, label in asked]
+        rows = [calibrated_row(label, response(query, prompt, words)) for query, prompt, label in asked]
         scored = [from_environment().score(*row) for row in rows]
     except InfalignError as error:
         logging.getLogger(__name__).error("no reward: %s", error)
         raise
     scores, win_rates, rewards = map(torch.tensor, zip(*scored, strict=True))
     return {"rewards": scores, "scores": rewards, "extra_logs": {"win_rate": win_rates, "reward": rewards}}
-
-
-def parse_label(label: Any, said: str) -> tuple[list[Message], str, Any, dict[str, Any]]:
-    """Return what the response ``said`` is scored by: its prompt, itself, reference rewards and columns of its label.
-
-    A label is a JSON object as text or as it is. Raises DataError if it is none with prompt and reference_rewards.
-    """
-    try:
-        row = label if isinstance(label, dict) else json.loads(label)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"a label must be a JSON object; it begins {str(label)[:60]!r}") from error
-    messages, references, columns = calibrated_row(row, "a label")
-    return messages, said, references, columns
 
 
 def response(query: str, prompt: str, words: Any) -> str:

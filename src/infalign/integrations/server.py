@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from infalign.core.errors import DataError, InfalignError
 from infalign.data.messages import Message, read_text
-from infalign.integrations.openrlhf import parse_label, response
+from infalign.integrations.environment import calibrated_row
+from infalign.integrations.openrlhf import response
 from infalign.method.by_name import columns_of
 from infalign.method.reward import CalibratedReward, Score
 from infalign.serving.batches import Batches
@@ -92,10 +93,10 @@ def _rows(content: bytes, words: Any | None) -> tuple[bool, list[Row]]:
             for query, prompt, _ in asked:
                 _check_text(query, "query")
                 _check_text(prompt, "prompts")
-            return False, [parse_label(label, response(query, prompt, words)) for query, prompt, label in asked]
+            return False, [calibrated_row(label, response(query, prompt, words)) for query, prompt, label in asked]
         case {"response": said, "label": label}:
             _check_text(said, "response")
-            return True, [parse_label(label, said)]
+            return True, [calibrated_row(label, said)]
     raise DataError("the body must have query, prompts and labels, or prompt, response and label")
 
 

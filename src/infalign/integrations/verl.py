@@ -29,13 +29,14 @@ def compute_score(
 
     Raises DataError for a row without prompt or reference_rewards, and as `CalibratedReward.scores`.
     """
-    messages, references, columns = calibrated_row(extra_info, f"extra_info of a {data_source!r} row")
+    what = f"extra_info of a {data_source!r} row"
+    messages, said, references, columns = calibrated_row(extra_info or {}, solution_str, what)
     passed = {"data_source": data_source, "ground_truth": ground_truth, "extra_info": extra_info}
     texts = {name: value for name, value in passed.items() if isinstance(value, str)}  # Parquet changes others
     for name in texts:
         if columns.get(name, texts[name]) != texts[name]:
             warn_of_column(name)
-    return from_environment().score(messages, solution_str, references, passed | columns | texts)._asdict()
+    return from_environment().score(messages, said, references, passed | columns | texts)._asdict()
 
 
 def register(objective: str) -> None:

@@ -79,8 +79,3 @@ class Layout:
     def report(self) -> Path:
         """The report, with its figures embedded."""
         return self.root / "report.html"
-
-    @property
-    def digests(self) -> Path:
-        """The cached hashes of files outside the run directory."""
-        return self.root / "digests.json"

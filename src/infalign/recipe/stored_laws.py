@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from infalign.core.errors import DataError
 from infalign.core.storage import column_values, read_table, write_table
-from infalign.evaluation.budget import Budget, measure_budgets
+from infalign.evaluation.worth import Budget, measure_budgets
 from infalign.method.calibration import Array
 from infalign.method.laws import Law
 from infalign.method.procedures import Served, rewinds

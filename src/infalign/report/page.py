@@ -13,8 +13,8 @@ from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
 from infalign.core.storage import read_table, write_text
 from infalign.data.messages import prompts_of
-from infalign.evaluation.budget import about_budgets, budget_rows
 from infalign.evaluation.diagnostics import rank_error
+from infalign.evaluation.worth import about_budgets, budget_rows
 from infalign.method.calibration import Array
 from infalign.method.procedures import BaseQuantile, Draws, Served, Standard
 from infalign.pipeline.records import Record, records
@@ -96,14 +96,13 @@ def _pictures(
     evaluated: ScoredSamples, results: Results, made: Mapping[str, Record], looks: Mapping[str, Look]
 ) -> dict[str, list[Picture]]:
     judges = [] if checker_only(results) else sorted(results["judges"], key=("judge", "reward", "gold").index)
-    curves = draw.theory_curves(results, looks)
     others: list[Served] = [] if checker_only(results) else [Standard(), evaluated.rewind]
     served = results["truth"]["served"] if checker_only(results) else None
     return {
         "kl": [draw.pass_at_k_by_kl(results, str(served), looks)]
         if served
         else [
-            draw.win_rate_by_kl(results, procedure, by, looks, curves)
+            draw.win_rate_by_kl(results, procedure, by, looks)
             for procedure in dict.fromkeys([evaluated.procedure, *others])
             for by in (["reward"], *([results["judges"][1:]] if len(results["judges"]) > 1 else []))
         ],

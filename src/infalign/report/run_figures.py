@@ -24,7 +24,6 @@ SHOWN_PROMPTS = 10  # number of curves in the calibration figure
 LEGEND_ROW = 0.2  # inches
 STEPS = np.linspace(0.01, 1, 25)  # of theory's curves, in the root of the KL, since they bend near 0
 CURVED = 20.0  # nats: theory's curves end there, where a win rate is within 1e-8 of the largest
-Curves = Mapping[str, tuple[str, Mapping[float, RankLaw]]]  # by transformation, its color and laws at some KLs in nats
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +46,6 @@ class Look:
     law: Callable[[float], RankLaw | None]
 
 
-def theory_curves(results: Results, looks: Mapping[str, Look]) -> Curves:
-    """Return theory's curve of each method; it is the same for every procedure that serves the policies."""
-    most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in results["policies"].values())), CURVED)
-    curves: dict[str, tuple[str, dict[float, RankLaw]]] = {}
-    for look in looks.values():
-        if (aim := look.transformation) not in curves:
-            laws = {kl: law for kl in most * STEPS**2 if (law := look.law(kl)) is not None}
-            if laws:
-                curves[aim] = look.color, laws
-    return curves
-
-
 def pass_at_k_by_kl(results: Results, k: str, looks: Mapping[str, Look]) -> Picture:
     """Draw each policy's KL and pass@k with both intervals."""
     figure, axes = axes_of("KL to the reference, nats per response", f"pass@{k}, %")
@@ -74,15 +61,19 @@ def pass_at_k_by_kl(results: Results, k: str, looks: Mapping[str, Look]) -> Pict
     return Picture("pass-at-k-by-kl", figure, caption, f"Points of pass@{k} against KL. {'; '.join(said)}.")
 
 
-def win_rate_by_kl(
-    results: Results, served: Served, judges: list[str], looks: Mapping[str, Look], curves: Curves
-) -> Picture:
+def win_rate_by_kl(results: Results, served: Served, judges: list[str], looks: Mapping[str, Look]) -> Picture:
     """Draw each policy's KL and win rate with both intervals; with the reward as judge, also the theory's curves."""
     policies, procedure = results["policies"], served.name
     figure, axes = axes_of("KL to the reference, nats per response", f"win rate as {procedure}, %")
-    for aim, (color, laws) in curves.items() if judges == ["reward"] else ():
-        expected = [100 * law.win_rate(served) for law in laws.values()]
-        axes.plot([0, *laws], [50, *expected], linestyle="--", color=color, label=f"theory, {aim}")
+    most = min(1.15 * max(0.1, *(policy["kl"]["high"] for policy in policies.values())), CURVED)
+    curves = set[str]()  # transformations: policies with the same one share a curve
+    for look in looks.values() if judges == ["reward"] else ():
+        aim = look.transformation
+        laws = {kl: law for kl in most * STEPS**2 if aim not in curves and (law := look.law(kl)) is not None}
+        if laws:
+            curves.add(aim)
+            expected = [100 * law.win_rate(served) for law in laws.values()]
+            axes.plot([0, *laws], [50, *expected], linestyle="--", color=look.color, label=f"theory, {aim}")
     for name, policy in policies.items():
         color, kl = looks[name].color, policy["kl"]
         for judge, fill in zip(judges, (color, PAPER), strict=False):  # a second judge gets open markers
@@ -99,7 +90,7 @@ def win_rate_by_kl(
         + ", ".join(f"{share(policy['win_rates'][judge][procedure])} percent by {SPOKEN[judge]}" for judge in judges)
         for name, policy in policies.items()
     )
-    theory = " Dashed: an unrestricted policy." if curves and judges == ["reward"] else ""
+    theory = " Dashed: an unrestricted policy." if curves else ""
     return Picture(
         "-".join(["win-rate-by-kl", *([] if procedure == results["procedure"] else procedure.split(":")), judges[0]]),
         figure,

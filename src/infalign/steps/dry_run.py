@@ -21,8 +21,6 @@ from infalign.pipeline.ownership import check_inputs, check_run_dir
 from infalign.pipeline.pending import pending, reasons
 from infalign.pipeline.records import records
 from infalign.pipeline.units import Unit
-from infalign.recipe.fingerprints import Digests
-from infalign.recipe.layout import Layout
 from infalign.recipe.settings import Recipe
 from infalign.report.findings import fewer_prompts
 from infalign.rewards.settings import RewardSource
@@ -51,10 +49,9 @@ def print_plan(recipe: Recipe, console: Console, wanted: Callable[[Run], list[Un
     """
     if (minutes := recipe.rollout.minutes) is not None:
         say(console, f"rollout.prompts: {recipe.rollout.prompts:,}, whose rollouts take {minutes:g} minutes at most")
-    digests = Digests(Layout(Path(recipe.run_dir)).digests)
-    run = Run.of(recipe, digests)
+    run = Run.of(recipe)
     check_run_dir(run.layout.root)
-    check_inputs(digests.files, units(run))
+    check_inputs(run.digests.files, units(run))
     for warning in _machine_warnings(recipe):
         warn(console, warning)
     unchecked, counts, examples = _count_data(run, console)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,18 +17,6 @@ from infalign.rewards.sources import Scorer
 from infalign.steps.run import Run
 from infalign.steps.samples import StoredRollouts
 from infalign.training.solvers.base import Inputs, Solver
-from infalign.training.solvers.guide import States
-
-
-class Logprobs(NamedTuple):
-    """The reference's log-probabilities of the rollouts as a training computes them: from which states, how precise."""
-
-    states: States | None
-    bf16: bool
-
-    def __str__(self) -> str:
-        of = "tokens" if self.states is None else str(self.states)
-        return f"{of}-bf16" if self.bf16 else of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +78,17 @@ class PolicyInputs:
             if which is not None:
                 rows = _add_column(rows, name, self.stored.states(which))
         if (computed := self.logprobs(policy)) is not None:
-            logprobs = read_table(self.stored.layout.logprobs(str(computed)), ["logprob"])["logprob"]
+            logprobs = read_table(self.stored.layout.logprobs(computed), ["logprob"])["logprob"]
             rows = _add_column(rows, "reference_logprob", logprobs.to_pylist())
         rewarded = np.flatnonzero(~np.isnan(self.stored.all_rewards()))
         return Lazy(len(rewarded), lambda i: rows[int(rewarded[i])])
 
-    def logprobs(self, policy: Solver) -> Logprobs | None:
+    def logprobs(self, policy: Solver) -> str | None:
         """Return which log-probabilities a policy's training needs instead of the engine's, None for these."""
         if not policy.has_objective or (self.drawn_as_trained and not policy.fit.bf16):
             return None
-        return Logprobs(policy.data_needs.states, policy.fit.bf16)
+        of = str(policy.data_needs.states or "tokens")  # what they are computed from
+        return f"{of}-bf16" if policy.fit.bf16 else of
 
 
 def _add_column(rows: Sequence[dict[str, Any]], name: str, values: Sequence[Any]) -> Sequence[dict[str, Any]]:

@@ -45,16 +45,17 @@ def units(run: Run) -> Iterator[Unit]:
     for asked, policy in asking.items():
         if asked is None:
             continue
-        read = () if asked.states is None else (layout.states(str(asked.states), part) for part in parts)
+        states = policy.data_needs.states
+        read = () if states is None else (layout.states(str(states), part) for part in parts)
         yield Unit(
             "train",
             "logprobs",
-            str(asked),
+            asked,
             inputs=(*map(layout.rollouts, parts), *run.reference_inputs, *read),
-            settings=run.key("policy") | {"logprobs": str(asked)},
-            output=layout.logprobs(str(asked)),
-            work=partial(write_logprobs, policy, inputs, run.recipe.compute, layout.logprobs(str(asked))),
-            passes=[] if asked.states else [Pass.over(READ, run.networks("reference"), run.rollout_prompts, rollout.k)],
+            settings=run.key("policy") | {"logprobs": asked},
+            output=layout.logprobs(asked),
+            work=partial(write_logprobs, policy, inputs, run.recipe.compute, layout.logprobs(asked)),
+            passes=[] if states else [Pass.over(READ, run.networks("reference"), run.rollout_prompts, rollout.k)],
         )
 
 
@@ -69,7 +70,7 @@ def read_by(run: Run, policy: Solver) -> tuple[Path, ...]:
     layout, asked = run.layout, PolicyInputs.of(run).logprobs(policy)
     parts = range(len(run.rollout_parts))
     states = (layout.states(str(which), part) for which in states_read_by(policy) for part in parts)
-    return (*states, *([] if asked is None else [layout.logprobs(str(asked))]))
+    return (*states, *([] if asked is None else [layout.logprobs(asked)]))
 
 
 def compute_states(

@@ -55,18 +55,19 @@ class Run:
     layout: Layout
     contents: Mapping[str, Any]
     ggufs: Mapping[str, str]
+    digests: Digests  # of the files outside the run directory that the recipe names
 
     @classmethod
-    def of(cls, recipe: Recipe, digests: Digests | None = None) -> "Run":
-        """Return the run of a recipe; ``digests`` defaults to those of its directory."""
+    def of(cls, recipe: Recipe) -> "Run":
+        """Return the run of a recipe."""
         layout = Layout(Path(recipe.run_dir))
-        digests = digests or Digests(layout.digests)
+        digests = Digests(layout.root / "digests.json")
         named = recipe.named_models
         files = {name: str(converted_folder(model, digests)) for name, model in named.items() if is_convertible(model)}
         places = (named | files).items()
         update = {name: getattr(recipe, name).model_copy(update={"model": folder}) for name, folder in places}
         ggufs = {folder: named[name] for name, folder in files.items()}
-        return cls(recipe.model_copy(update=update), layout, settings_of(recipe, digests), ggufs)
+        return cls(recipe.model_copy(update=update), layout, settings_of(recipe, digests), ggufs, digests)
 
     def key(self, *names: str) -> dict[str, Any]:
         """Return the seed and the parts of the recipe that an output depends on."""

@@ -13,17 +13,15 @@ from rich.console import Console
 from infalign.core.display import counted, say, warn
 from infalign.core.distributed import is_first, processes
 from infalign.core.storage import write_text, writing
-from infalign.evaluation.budget import print_budgets
+from infalign.evaluation.worth import print_budgets
 from infalign.models.conversion import convert
 from infalign.models.pretrained import check_reachable
-from infalign.pipeline.lock import held
-from infalign.pipeline.ownership import check_inputs
+from infalign.pipeline.ownership import check_inputs, held
 from infalign.pipeline.pending import check_outputs
 from infalign.pipeline.records import Record, records
 from infalign.pipeline.scheduler import Remaining, check_distributed, run_units
 from infalign.pipeline.units import Unit
 from infalign.pipeline.workers import Workers
-from infalign.recipe.fingerprints import Digests
 from infalign.recipe.layout import Layout
 from infalign.recipe.reading import dump_recipe, load_recipe
 from infalign.recipe.settings import Recipe
@@ -110,15 +108,14 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
     layout = Layout(Path(recipe.run_dir))
     with held(layout.root):
         records(layout.root)  # raises for records that this version cannot read, before anything is written
-        digests = Digests(layout.digests)
-        opened_run = Run.of(recipe, digests)
-        check_inputs(digests.files, units(opened_run))
+        opened_run = Run.of(recipe)
+        check_inputs(opened_run.digests.files, units(opened_run))
         with writing(layout.root / "stages"):
             (layout.root / "stages").mkdir(parents=True, exist_ok=True)
         for model in recipe.named_models.values():
             convert(model)
         if is_first():
-            digests.save()
+            opened_run.digests.save()
         yield opened_run
 
 

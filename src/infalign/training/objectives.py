@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class Batch:
     log_ratio_BT: torch.Tensor  # log π/π_ref of each token, 0 after the end
 
 
-class Loop(Protocol):
+class Loop:
     """What advantages see of `on_policy_trainer.AdvantageLoop`, TRL's GRPOTrainer: its members, and three of ours."""
 
     beta: float
@@ -55,12 +55,17 @@ class Loop(Protocol):
 
     def local_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return this process's rows of values that were gathered from all processes."""
+        return values.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
 
     def subtract_others_mean(self, values_B: torch.Tensor) -> torch.Tensor:
         """Return each local value minus the mean of the other values in its group."""
+        grouped = self.accelerator.gather(values_B).view(-1, self.num_generations)
+        centered = (grouped - grouped.mean(1, keepdim=True)) * self.num_generations / (self.num_generations - 1)
+        return self.local_rows(centered.flatten())
 
     def draw_responses(self, model: torch.nn.Module, prompts: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
         """Return one response of ``model`` to each prompt, as token ids, and their rewards."""
+        raise NotImplementedError
 
 
 class Advantages:

@@ -27,7 +27,7 @@ from infalign.models.conversations import decode, prompt_ids
 from infalign.models.settings import Fit
 from infalign.sampling.engine import Vocabulary
 from infalign.training.common import lora_config, run_training, trainer_config, training_order
-from infalign.training.objectives import Advantages, Ascent, Batch
+from infalign.training.objectives import Advantages, Ascent, Batch, Loop
 from infalign.training.output_folder import Job
 
 Rewards = Callable[[list[Any], list[str]], Sequence[float]]
@@ -130,10 +130,9 @@ class _Grpo(_Conversations, GRPOTrainer):
     pass
 
 
-class AdvantageLoop(_Grpo):
+class AdvantageLoop(_Grpo, Loop):
     """GRPO's loop with the given advantages, which contain the whole KL term, and with their companion model."""
 
-    beta: float
     model_wrapped: Any
 
     def __init__(self, advantages: Advantages, **settings: Any) -> None:
@@ -142,16 +141,6 @@ class AdvantageLoop(_Grpo):
         advantages.start(self)
 
     # For advantages
-
-    def local_rows(self, values: torch.Tensor) -> torch.Tensor:
-        """Return this process's rows of values that were gathered from all processes."""
-        return values.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
-
-    def subtract_others_mean(self, values_B: torch.Tensor) -> torch.Tensor:
-        """Return each local value minus the mean of the other values in its group."""
-        grouped = self.accelerator.gather(values_B).view(-1, self.num_generations)
-        centered = (grouped - grouped.mean(1, keepdim=True)) * self.num_generations / (self.num_generations - 1)
-        return self.local_rows(centered.flatten())
 
     def draw_responses(self, model: torch.nn.Module, prompts: list[Any]) -> tuple[list[list[int]], torch.Tensor]:
         """Return one response of ``model`` to each prompt, as token ids, and their rewards."""

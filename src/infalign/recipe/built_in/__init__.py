@@ -1,6 +1,5 @@
 """The built-in recipes, which commands find by name: ``infalign run demo``."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from infalign.core.errors import ConfigError
@@ -10,24 +9,11 @@ FOLDER = Path(__file__).parent
 ENDINGS = (".yaml", ".yml")
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """A recipe that comes along; the comments that open its file say what it does, how long it takes, what it needs."""
-
-    name: str
-    path: Path
-    about: str
-    takes: str
-    needs: str
-
-
-def built_in() -> list[BuiltIn]:
-    """Return the built-in recipes by name."""
-    recipes = []
-    for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem):
-        about, takes, needs, *_ = (line.removeprefix("# ") for line in path.read_text(encoding="utf-8").splitlines())
-        recipes.append(BuiltIn(path.stem, path, about, takes.removeprefix("Takes: "), needs.removeprefix("Needs: ")))
-    return recipes
+def built_in() -> dict[str, list[str]]:
+    """Return what each built-in recipe does, takes and needs, by its name: the three comments that open its file."""
+    paths = sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)
+    opening = {path.stem: path.read_text(encoding="utf-8").splitlines()[:3] for path in paths}
+    return {name: [line.removeprefix("# ") for line in lines] for name, lines in opening.items()}
 
 
 def find(recipe: str | Path) -> Path:
@@ -42,8 +28,7 @@ def find(recipe: str | Path) -> Path:
 
 def meant(path: Path) -> str:
     """Return how to name the recipe that the name of a missing file suggests: one that comes along or lies beside."""
-    names = [recipe.name for recipe in built_in()]
-    if path.stem in names:
+    if path.stem in built_in():
         return f"did you mean {path.stem}?"
     try:
         beside = {file.stem: str(file) for file in path.parent.iterdir() if file.suffix in ENDINGS and file != path}
@@ -55,7 +40,7 @@ def meant(path: Path) -> str:
 
 def named(name: str) -> Path:
     """Return the file of a recipe that comes along. Raises ConfigError if none has that name."""
-    names = [recipe.name for recipe in built_in()]
+    names = built_in()
     if name not in names:
         said = did_you_mean(name, names) or f"there are {', '.join(names)}."
         raise ConfigError(

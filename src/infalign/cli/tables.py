@@ -1,15 +1,26 @@
-"""The command that measures pass@k on tables of rewards from any source, and compares models."""
+"""The commands that measure win rates and pass@k on tables of rewards from any source."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infalign.cli.options import WHOLE, AsJson, Columns, Missing, new_file, open_console, print_json, read_columns
+from infalign.cli.options import WHOLE, AsJson, BaseName, new_file, open_console, print_json
 from infalign.core.errors import ConfigError
 
-PASS_AT_K_EPILOGUE = """\
+WIN_RATE_EPILOGUE = """\
+Examples:
+  infalign win-rate --policy p.parquet --base b.parquet --procedure best-of-4
+  infalign win-rate --policy p.csv --base b.csv --procedure standard \\
+    --procedure best-of-8 --procedure worst-of-8 --json
+
+A row is one sampled response: prompt_id, reward, and optionally judge_reward
+(decides who wins, while reward selects) and length in tokens (adds the win rate
+at equal length). All samples are used for every N, ties count half, intervals
+are over prompts. Base samples must not be those used for calibration.
+"""
+PASS_EPILOGUE = """\
 Examples:
   infalign pass-at-k logs/before.eval logs/after.eval
   infalign pass-at-k lm_eval_output --check my_checker.py:check
@@ -28,6 +39,34 @@ responses than a prompt has is a model's claim, marked ≈, up to twice as many;
 beyond that there are only bounds. Models are compared on the prompts that they
 share. --worth: what training for pass@k on these responses could gain.
 """
+Columns = Annotated[str, Parameter(help="Which column is what: prompt=problem,reward=score_*,model=name.")]
+Missing = Annotated[Literal["refuse", "omit", "wrong"], Parameter(help="What to do with samples without a reward.")]
+
+
+def win_rate(
+    *,
+    policy: Annotated[Path, Parameter(help="The policy's table: FILE.parquet, .csv, .jsonl.")],
+    base: Annotated[Path, Parameter(help="The base policy's table.")],
+    procedure: Annotated[list[str], Parameter(help="standard, best-of-4, worst-of-4, rewind:0.85:32, ... Repeatable.")],
+    base_procedure: BaseName = None,
+    common_prompts: Annotated[bool, Parameter(help="Leave out prompts of only one table.")] = False,
+    columns: Columns = "",
+    missing: Missing = "refuse",
+    confidence: Annotated[float, Parameter(help="Confidence level of the intervals.")] = 0.95,
+    seed: Annotated[int, WHOLE, Parameter(help="Seed of the bootstrap.", validator=Number(gte=0))] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure inference-time win rates on two tables of rewards."""
+    from infalign.evaluation.table_files import Reading, read_reward_table
+    from infalign.evaluation.tables import compare_tables, pair, print_comparison
+
+    ours, theirs = (read_reward_table(path, Reading(_read_columns(columns), (), missing)) for path in (policy, base))
+    pairing = pair(ours, theirs, common_prompts=common_prompts, seed=seed)
+    records = compare_tables(pairing, procedure, base_procedure=base_procedure, confidence=confidence, seed=seed)
+    if as_json:
+        print_json(records if len(records) > 1 else records[0])
+    else:
+        print_comparison(records, open_console())
 
 
 def pass_at_k(
@@ -63,7 +102,7 @@ def pass_at_k(
         budgets = sorted({float(kl) for kl in worth.split(",")}) if worth is not None else []
     except ValueError as error:
         raise ConfigError(f"--worth takes KL budgets such as 0.05,0.1; found {worth!r}") from error
-    reading = Reading(read_columns(columns), [name for name in (by, cluster) if name], missing)
+    reading = Reading(_read_columns(columns), [name for name in (by, cluster) if name], missing)
     if check is not None:
         end_after_signal()
     checker = None if check is None else import_function(check)
@@ -84,3 +123,11 @@ def pass_at_k(
         print_json(measured)
     else:
         print_measured(measured, open_console())
+
+
+def _read_columns(columns: str) -> dict[str, str]:
+    """Return the column that ``--columns`` names for each role."""
+    choices = [choice.partition("=")[::2] for choice in columns.split(",") if choice]
+    if len(chosen := dict(choices)) < len(choices):
+        raise ConfigError(f"--columns names a role twice: {columns}; several columns are a pattern, reward=sample_*")
+    return chosen
