@@ -22,7 +22,7 @@ from infalign.core.spelling import listed_names
 from infalign.data.examples import parse_prompt
 from infalign.sampling.engine import Sampling
 from infalign.serving.answers import Answer, AnyServed, Asked, ServedPolicy, parse_served
-from infalign.serving.protocol import ApiError, Completion, as_error, parse_body
+from infalign.serving.protocol import ApiError, as_error, chunks, completion, parse_body
 from infalign.serving.web import allowed, body_of, prometheus
 
 MAX_BYTES = 4_000_000  # of a request
@@ -108,11 +108,11 @@ def app(policy: ServedPolicy, *, token: str | None = None, most: int = 256) -> S
             raise ApiError(400, str(error), param="messages") from error
         model, tokens = f"{policy.name}:{asked[0].procedure.name}", len(asked[0].prompt.token_ids)
         answers = await _unless_gone(request, desk.answers(asked))
-        head = Completion(model, seed if seeded else None, tokens)
+        whole = completion(model, seed if seeded else None, tokens, answers)
         if not body.stream:
-            return JSONResponse(head.completion(answers))
+            return JSONResponse(whole)
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return Response("".join(head.chunks(answers, usage=usage)), media_type="text/event-stream")
+        return Response("".join(chunks(whole, usage=usage)), media_type="text/event-stream")
 
     async def models(request: Request) -> Response:
         names = dict.fromkeys([policy.name, *(f"{policy.name}:{p}" for p in (policy.procedure.name, "standard"))])

@@ -5,7 +5,6 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
@@ -148,47 +147,39 @@ def as_error(error: Exception) -> ApiError:
     return ApiError(500, f"unexpected {type(error).__name__}; see the server's log")
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """What all parts of the answer to one request share."""
+def completion(model: str, seed: int | None, prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the whole answer to a request, with the ``seed`` by which the same request gives it again.
 
-    model: str
-    seed: int | None  # with which the same request gives the same answer
-    prompt_tokens: int
-    identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    Its usage has the tokens of the prompt, once, and of all draws, served or not, and how many draws these are.
+    """
+    drawn, draws = sum(a.tokens for a in answers), sum(len(a.draws) + len(a.base_draws) for a in answers)
+    tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn}
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [_choice(place, answer) for place, answer in enumerate(answers)],
+        "usage": tokens | {"draws": draws},
+    } | ({} if seed is None else {"infalign": {"seed": seed}})
 
-    def completion(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Return the whole answer."""
-        said = [{"message": {"role": "assistant", "content": answer.text}} for answer in answers]
-        choices = [self._choice(place, answer) | said[place] for place, answer in enumerate(answers)]
-        return self._part("chat.completion", choices) | {"usage": self._usage(answers)}
 
-    def chunks(self, answers: Sequence[Answer], *, usage: bool) -> Iterator[str]:
-        """Yield the same as server-sent events: an answer is chosen before anything of it can be sent."""
-        for place, answer in enumerate(answers):
-            choice = self._choice(place, answer) | {"delta": {"role": "assistant", "content": answer.text}}
-            yield _sent(self._part("chat.completion.chunk", [choice]))
-        if usage:
-            yield _sent(self._part("chat.completion.chunk", []) | {"usage": self._usage(answers)})
-        yield "data: [DONE]\n\n"
+def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
+    """Yield a whole answer as server-sent events: an answer is chosen before anything of it can be sent."""
+    head = {name: value for name, value in whole.items() if name != "usage"} | {"object": "chat.completion.chunk"}
+    for choice in whole["choices"]:
+        piece = {"delta" if name == "message" else name: value for name, value in choice.items()}
+        yield _sent(head | {"choices": [piece]})
+    if usage:
+        yield _sent(head | {"choices": [], "usage": whole["usage"]})
+    yield "data: [DONE]\n\n"
 
-    def _part(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        about = {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
-        seed = {} if self.seed is None else {"infalign": {"seed": self.seed}}
-        return about | {"choices": choices} | seed
 
-    def _choice(self, place: int, answer: Answer) -> dict[str, Any]:
-        about = {"draws": len(answer.draws), "served": answer.served, "rewards": answer.rewards}
-        about |= {"base_draws": len(answer.base_draws)}
-        finish = answer.draws[answer.served].finish
-        return {"index": place, "logprobs": None, "finish_reason": finish, "infalign": about}
-
-    def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
-        """Return the tokens of the prompt, once, and of all draws, served or not, and how many draws these are."""
-        drawn, asked = sum(answer.tokens for answer in answers), self.prompt_tokens
-        draws = sum(len(answer.draws) + len(answer.base_draws) for answer in answers)
-        return {"prompt_tokens": asked, "completion_tokens": drawn, "total_tokens": asked + drawn, "draws": draws}
+def _choice(place: int, answer: Answer) -> dict[str, Any]:
+    about = {"draws": len(answer.draws), "served": answer.served, "rewards": answer.rewards}
+    about |= {"base_draws": len(answer.base_draws)}
+    said, finish = {"role": "assistant", "content": answer.text}, answer.draws[answer.served].finish
+    return {"index": place, "message": said, "logprobs": None, "finish_reason": finish, "infalign": about}
 
 
 def _sent(data: dict[str, Any]) -> str:
