@@ -37,7 +37,7 @@ from peft.tuners.lora import LoraLayer
 from run_files import Evaluated, load_recipe, reference_rewards, test_prompts, written
 from seeds import AtOneKL, Trained, read_words
 
-from infalign import BestOfN, CalibratedReward, Policy, Rollouts, optimum, rao_blackwell_kl, sample
+from infalign import BestOfN, CalibratedReward, Policy, Rollouts, estimate, optimum, rao_blackwell_kl, sample
 
 TRAIN, HELD_OUT, K, SAMPLES, NATS = 1500, 400, 8, 16, 0.2
 KS = (1, 2, 4, 8, 16)
@@ -230,6 +230,25 @@ def print_tables(numbers: Sequence[int], seeds: Sequence[Seed], kinds: Sequence[
                 print(f"| {ours} over {theirs} | {k} | {at} | {' | '.join(each)} |")
 
 
+def print_by_difficulty(seeds: Sequence[Seed]) -> None:
+    """Print what adapters for Best-of-8 do with their KL, by the right ones of half of the reference's samples."""
+    half, ours, theirs = SAMPLES // 2, "lora-aware", "lora-ordinary"
+    counts = np.concatenate([seed.right["reference"][:, :half].sum(axis=1) for seed in seeds])
+    found: dict[str, np.ndarray] = {"reference": np.concatenate([seed.right["reference"][:, half:] for seed in seeds])}
+    for name in (ours, theirs):
+        found[name] = np.concatenate([seed.right[name] for seed in seeds])
+    served = {k: np.concatenate([seed.passed(k)[ours] - seed.passed(k)[theirs] for seed in seeds]) for k in (1, SERVED)}
+    more_kl = np.concatenate([seed.kls[ours] - seed.kls[theirs] for seed in seeds])
+    ahead = [more_kl, *(100.0 * one for one in served.values())]
+    print(f"\n| right of {half} | prompts | pass@1: {', '.join(found)} | ahead: KL, nats | pass@1 | pass@{SERVED} |")
+    print("|---" * 6 + "|")
+    for low, high in ((0, 0), (1, 1), (2, half)):
+        rows = (low <= counts) & (counts <= high)
+        means = ", ".join(f"{100.0 * right_PM[rows].mean():.1f}" for right_PM in found.values())
+        cells = [f"{one.mean:+.3f} ({one.low:+.3f} to {one.high:+.3f})" for one in (estimate(x[rows]) for x in ahead)]
+        print(f"| {low} to {high} | {rows.sum()} | {means} | {' | '.join(cells)} |")
+
+
 def main() -> None:
     """Do what is missing and print the tables."""
     place, kind, *words = sys.argv[1:]
@@ -239,6 +258,7 @@ def main() -> None:
     numbers, folder = [int(seed) for seed in chosen_seeds], Path(place).absolute()
     seeds = [seed_of(folder, number, settings, online=kind == "online") for number in numbers]
     print_tables(numbers, seeds, [*LEADS] if kind == "online" else [kind])
+    print_by_difficulty(seeds)
 
 
 if __name__ == "__main__":
