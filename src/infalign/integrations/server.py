@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from infalign.core.errors import DataError, InfalignError
+from infalign.core.errors import DataError, InfalignError, RequestError
 from infalign.data.messages import Message, read_text
 from infalign.integrations.environment import calibrated_row
 from infalign.integrations.openrlhf import response
@@ -62,7 +62,7 @@ def app(reward: CalibratedReward, words: Any | None, *, token: str | None = None
                 logs = {"win_rate": [s.win_rate for s in scores], "reward": [s.reward for s in scores]}
                 answer = {"rewards": [s.score for s in scores], "scores": logs["reward"], "extra_logs": logs}
         except (InfalignError, RecursionError) as error:  # a label may be nested deeper than can be written again
-            refused = isinstance(error, DataError | RecursionError)
+            refused = isinstance(error, DataError | RequestError | RecursionError)
             status = 413 if isinstance(error, TooLargeError) else 422 if refused else 500
             return JSONResponse({"error": str(error)}, status)
         return JSONResponse(answer)

@@ -21,7 +21,7 @@ class Layout:
         return self.data / "tokenizer"
 
     def model(self, name: str) -> Path:
-        """Return the folder of a trained model: reference, reward, judge or a policy."""
+        """Return the folder of a trained model: reference, reward, judge, gold or a policy."""
         return self.root / "models" / name
 
     def card(self, name: str) -> Path:

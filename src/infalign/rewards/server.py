@@ -83,7 +83,7 @@ def openrlhf_protocol(tokenizer: PreTrainedTokenizerBase, rows: int) -> RewardPr
 
 @dataclass(frozen=True, slots=True)
 class RemoteReward:
-    """A reward model behind HTTP, with the protocol that its URL tells (`is_vllm`); the guide shows examples.
+    """A reward model behind HTTP, with the protocol that its URL tells (`is_vllm`).
 
     A request holds ``batch`` rows, one with vLLM's protocol, and ``in_flight`` of them are under way at once, by
     default the protocol's number. A request waits ``read_seconds`` for an answer; it is repeated after a broken

@@ -194,7 +194,7 @@ def pick_tokens(
     mass = blocks.sum(dim=-1).double()
     cdf = mass.cumsum(dim=-1)
     target = uniforms[:, None] * cdf[:, -1:]
-    # right=True skips entries of probability 0; only NaN reaches the clamps, and `as_responses` reports it.
+    # right=True skips entries of probability 0; only NaN reaches the clamps, and callers report it.
     block = torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
     inside = blocks.take_along_dim(block[..., None], dim=1)[:, 0].double().cumsum(dim=-1)
     fraction = (target - (cdf - mass).gather(-1, block)) / mass.gather(-1, block)
