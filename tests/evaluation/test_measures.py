@@ -112,6 +112,10 @@ def test_models_in_one_file_are_measured_apart_and_compared_on_shared_prompts(en
     apart = [Metric.parse("pass@2").of_prompts(rewards[name][:10]) for name in "ba"]
     assert pair | estimate_difference(apart[0] - apart[1]).as_dict() == pytest.approx(pair)
     assert (pair["model"], pair["against"], pair["prompts"], pair["alone"]) == ("b", "a", 10, 2)
+    of_one = {f"of {name}": RewardTable.of({name: rows}) for name, rows in rewards.items()}
+    assert [one["model"] for one in measure(of_one, ["pass@2"])] == ["of a", "of b"]
+    with pytest.raises(DataError, match="both is a table of several models"):
+        measure({"both": table}, ["pass@2"])
 
 
 def test_the_columns_are_found_chosen_or_named(tmp_path: Path) -> None:

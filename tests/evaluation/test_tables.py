@@ -203,6 +203,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
         (f"prompt_id,reward\na,{2**53 + 1}\n", f"line 2, prompt 'a': reward is {2**53 + 1}, which a float cannot"),
         (f'{{"prompt_id": "a", "reward": {-(2**53) - 1}}}', "line 1, prompt 'a': reward is -900719925474"),
         ('{"prompt_id": "a", "reward": 1}\n{"prompt_id": "a"}', "line 2: column reward is missing"),
+        ("{}", "t.jsonl: no column prompt; there are none; choose one"),
         ('{"prompt_id": 1.5, "reward": 1}', "line 1, prompt 1.5: prompt_id is of type float"),
         ('{"prompt": [{"role": "boss", "content": "a"}], "reward": 1}', "line 1: message 1 of prompt: the role must"),
     ],

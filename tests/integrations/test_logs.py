@@ -284,6 +284,7 @@ DAMAGE = [
     (VALIDATION / "0.jsonl", {"score": "pred"}, Path.read_bytes, "'pred' is not one of them .score or reward or acc"),
     (HERE / "trl/run/completions/completions_00001.parquet", {"score": "vowels"}, cut, "cannot be read"),
     (HERE / "trl/run/completions/completions_00001.parquet", {}, Path.read_bytes, "short or vowels"),
+    (VALIDATION / "0.jsonl", {}, replaced('"score": -1.0, "step": 0, "reward": -1.0', '"step": 0'), "is no score .acc"),
     (TRACES, {}, replaced('"version":1', '"version":2'), "line 1: the episode has no trace of format 1"),
     (TRACES, {}, lambda path: path.read_bytes() + replaced('"id":"r"', '"id":"s"')(path), "line 13: the run s begins"),
     (EVALPLUS, {}, cut, "cannot be read as a log of evalplus"),

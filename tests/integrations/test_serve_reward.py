@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from listening import listening, metrics
 
+from infalign.core.errors import RequestError
 from infalign.data.messages import prompt_id
 from infalign.integrations.environment import calibrated, tokenizer
 from infalign.integrations.server import MAX_BYTES, app
 from infalign.method.calibration import calibrate
+from infalign.method.reward import CalibratedReward
 from infalign.world import gold
 
 PROMPT = [{"role": "user", "content": "How do I bake bread?"}]
@@ -117,6 +119,17 @@ def test_a_bad_request_spoils_none_of_its_batch(url: str) -> None:
     spent = {name: value - before[name] for name, value in metrics(url).items()}
     assert spent["infalign_rows_total"] == 64
     assert spent["infalign_failed_total"] == 10
+
+
+def test_a_text_that_the_rewards_server_refuses_is_a_bad_request() -> None:
+    """Not an error of this server: the same text is refused again."""
+
+    def refuse(prompts: list[Any], responses: list[str]) -> list[float]:
+        raise RequestError("400: too long")
+
+    with listening(app(CalibratedReward(refuse, "exp:10"), None)) as url:
+        found = httpx2.post(f"{url}/get_reward", json={"response": "No.", "label": LABEL})
+    assert (found.status_code, found.json()) == (422, {"error": "400: too long"})
 
 
 def test_a_query_needs_the_tokenizer_of_the_policy() -> None:

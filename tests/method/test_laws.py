@@ -35,7 +35,7 @@ def test_best_of_n_has_exact_zeros() -> None:
 
 def test_what_is_no_law_is_refused() -> None:
     """Rewards of a wrong shape or not finite, a budget out of reach, both strengths or none, fewer rollouts than n."""
-    for rewards in ([0.0, 1.0], [[0.0], [1.0]], [[0.0, np.nan]], []):
+    for rewards in ([0.0, 1.0], [0.0, np.nan], [[0.0], [1.0]], [[0.0, np.nan]], []):
         for make in (lambda found: tilted(found, "raw", kl=0.1), lambda found: best_of(found, 2)):
             with pytest.raises(DataError, match="prompts × 2 rollouts or more, found"):
                 make(rewards)

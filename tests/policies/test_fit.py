@@ -191,6 +191,9 @@ def test_rollouts_of_another_model_are_refused(model: str, rollouts: Rollouts) -
     other.generation_config.do_sample, other.generation_config.temperature = False, 0.5
     with pytest.raises(ConfigError, match=r"the loaded model, which cannot be saved: ValueError: .*temperature"):
         fit((other, tokenizer), rollouts, tilted(score(vowels, rollouts), "raw", kl=0.1), **HOW)
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="has no chat template; choose a model"):
+        fit((other, tokenizer), rollouts, tilted(score(vowels, rollouts), "raw", kl=0.1), **HOW)
 
 
 def test_a_policy_that_gains_nothing_is_the_reference_and_that_is_said(model: str, rollouts: Rollouts) -> None:

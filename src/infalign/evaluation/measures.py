@@ -154,10 +154,6 @@ class Part:
             raise DataError(f"{where}: an interval needs at least 2 {what}, found 1")
         return (of_shares if self.checked else confidence.of)(values)
 
-    def beyond(self, metric: Metric, own: NDArray[Any]) -> Record:
-        """Return pass@k of the groups ``own`` for more responses than a prompt has."""
-        return self.counts(own).pass_at(metric.k, confidence=self.how.confidence.level)
-
     def counts(self, own: NDArray[Any]) -> Counts:
         """Return how many responses of the groups ``own`` are right."""
         clusters = None if self.clusters is None else self.clusters[own]
@@ -185,8 +181,10 @@ def measure(rewards: Rewards, metrics: Sequence[str], how: Measuring | None = No
             for code, model in enumerate(part.table.models.names):
                 own = np.flatnonzero(part.groups.models == code)
                 sizes = {"fewest": int(part.groups.sizes[own].min()), "most": int(part.groups.sizes[own].max())}
-                unbiased = {"claim": "unbiased"}
-                mean = part.beyond(metric, own) if values_G is None else unbiased | part.interval(values_G[own], own)
+                if values_G is None:
+                    mean = part.counts(own).pass_at(metric.k, confidence=part.how.confidence.level)
+                else:
+                    mean = {"claim": "unbiased"} | part.interval(values_G[own], own)
                 records.append({"model": model, **sizes, **part.about(metric, own.size), **mean})
     return records
 

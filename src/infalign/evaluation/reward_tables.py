@@ -79,14 +79,17 @@ class RewardTable:
     ) -> "RewardTable":
         """Return the table of the rewards of each prompt, which may be of different number; a table as it is.
 
-        Several models are a mapping of their names to their rewards of the same prompts. ``answers`` of one model have
-        the shape of its rewards, None for no answer. Raises DataError for another shape, for a reward that is not
-        finite, and for a prompt without one.
+        Several models are a mapping of their names to their rewards of the same prompts, or to tables of one model.
+        ``answers`` of one model have the shape of its rewards, None for no answer. Raises DataError for another shape,
+        for a reward that is not finite, and for a prompt without one.
         """
         if isinstance(rewards, RewardTable):
             return rewards
         if isinstance(rewards, Mapping):
-            return joined([cls.of(own, model=name) for name, own in rewards.items()])
+            tables = {name: cls.of(own, model=name) for name, own in rewards.items()}
+            if several := [name for name, table in tables.items() if len(table.models.names) > 1]:
+                raise DataError(f"{several[0]} is a table of several models; give tables of one, or it alone")
+            return joined([replace(one, models=replace(one.models, names=[name])) for name, one in tables.items()])
         rows = [as_rewards(row) for row in rewards]
         odd = not_finite(rows)
         if odd or not rows or any(row.ndim != 1 or row.size == 0 for row in rows):

@@ -75,7 +75,7 @@ class Reading:
             if not set(roles[role]) & set(names):
                 absent = role if chosen is None else f"{chosen or 'without a name'} for {role}"
                 cure = "" if chosen or role in self.keep else f"; choose one with --columns {role}=NAME"
-                raise DataError(f"{path}: no column {absent}; there are {listed_names(names, NAMED)}{cure}")
+                raise DataError(f"{path}: no column {absent}; there are {listed_names(names, NAMED) or 'none'}{cure}")
         if len(roles["model"]) > 1:  # each holds the rewards of a model
             roles["reward"] = []
         roles |= {name: [name] for name in RUNS if name in names}
@@ -149,16 +149,13 @@ def _numbers(column: "pa.ChunkedArray[Any]", role: str, reading: Reading) -> Arr
 
 def _read_by_row(path: Path, reading: Reading) -> RewardTable:
     """Return the rewards of any file. Raises DataError, with the place, for a value that is not what it should be."""
-    roles: Columns = {}
-    notes: list[str] = []
-    by_role: dict[str, list[Any]] = {}
     absent: dict[str, str] = {}
     words: set[str] = set()
     csv = path.suffix == ".csv"  # whose numbers are text
     named = islice(read_rows(path), 1) if path.suffix in (".csv", ".parquet") else read_rows(path)
-    if names := dict.fromkeys(name for _, row in named for name in row):  # a row of JSON may lack some
-        roles, notes = reading.roles(path, list(names))
-        by_role = {role: [] for role, columns in roles.items() if columns or role in ("prompt", "reward")}
+    names = dict.fromkeys(name for _, row in named for name in row)  # a row of JSON may lack some
+    roles, notes = reading.roles(path, list(names))
+    by_role: dict[str, list[Any]] = {role: [] for role in roles if roles[role] or role in ("prompt", "reward")}
     for where, row in read_rows(path):
         asked = row.get(column := roles["prompt"][0])
         if isinstance(asked, list) and all(isinstance(turn, dict) for turn in asked):

@@ -78,7 +78,7 @@ def of_rewarded(make: MakesLaw) -> MakesLaw:
         kept = np.array([row.size == 0 or not np.isnan(row).all() for row in rows], bool)
         if kept.all() or not kept.any():
             return make(rewards_PK, *arguments, **options)
-        if odd := not_finite([row if keep else row[:0] for row, keep in zip(rows, kept, strict=True)]):
+        if odd := not_finite([row if keep else row.ravel()[:0] for row, keep in zip(rows, kept, strict=True)]):
             raise DataError(f"rewards must be finite, found {odd}")
         law = make([row for row, keep in zip(rows, kept, strict=True) if keep], *arguments, **options)
         of_kept = iter(law.log_ratios_PK)

@@ -18,7 +18,7 @@ from infalign.core.errors import ConfigError
 from infalign.core.storage import fsync, hash_file, settle, writing
 from infalign.models.adapters import adapter_base, load_merged
 from infalign.models.conversations import decode
-from infalign.models.pretrained import is_adapter, loading, model_digest, read_tokenizer, read_weights
+from infalign.models.pretrained import is_adapter, loading, model_digest, read_tokenizer, read_weights, saving
 
 PACKAGE = "package:"
 PROBE = "Hello, how are you?\nFine – thanks! 2 + 2 = 4."
@@ -106,7 +106,7 @@ def convert(model: str) -> str:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
             half = Path(temporary) / folder.name  # complete when it gets its name
-            with loading(f"cannot save what {model} is converted to"):
+            with loading(f"cannot save what {model} is converted to"), saving(half):
                 loaded.save_pretrained(half)
             tokenizer.save_pretrained(half)
             settle(half)

@@ -6,8 +6,6 @@ network that reads the reference's states is the side network of Ladder Side-Tun
 form is a subclass of `Guide` and an entry of `FORMS`. Needs the ``train`` extra.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ token's part of the gradient is known once its logits are, so they are made, use
 extra.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A language model with its tokenizer: what the calls of the library take and return."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ class Policy(NamedTuple):
         return f"Policy({type(self.model).__name__}, {self.model.num_parameters():,} parameters)"
 
     @classmethod
-    def of(cls, model: AnyModel) -> Policy:
+    def of(cls, model: AnyModel) -> "Policy":
         """Load a folder, hub id, GGUF, LoRA adapter or ``package:NAME`` in float32, on a GPU if there is one.
 
         A loaded model stays as it is, but without dropout; without a tokenizer it has that of the folder or hub id that

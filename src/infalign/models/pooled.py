@@ -5,8 +5,6 @@ chat template opens the assistant's turn; the layers above the highest one that 
 states at the response know what comes after them too. Needs the ``train`` extra.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -114,7 +112,7 @@ class PooledForSequenceClassification(PreTrainedModel):
     @classmethod
     def on(
         cls, base: PreTrainedModel, layers: Sequence[int], opening: Sequence[int]
-    ) -> PooledForSequenceClassification:
+    ) -> "PooledForSequenceClassification":
         """Return a classifier on a frozen model, without the layers that it does not read; its head is zero."""
         below = base.config.__class__.from_dict(base.config.to_dict())
         # One more than it reads: what a model returns as the states of its last layer is normalized.

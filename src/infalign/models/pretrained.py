@@ -6,8 +6,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from infalign.core.errors import ConfigError
-from infalign.core.storage import hash_file
+from infalign.core.errors import ConfigError, InfalignError
+from infalign.core.storage import hash_file, unwritable, writing
 from infalign.models.settings import is_hub_id
 
 ADAPTER = "adapter"  # in a model's folder: its LoRA adapter, before it was merged
@@ -170,6 +170,8 @@ def loading(cannot: str) -> Iterator[None]:
     """Raise a ConfigError that begins with ``cannot`` for whatever a library raises of a model inside the block."""
     try:
         yield
+    except InfalignError:
+        raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError … for a folder that it cannot read
         said = " ".join(str(error).split())
         why = f"{type(error).__name__}: {said[:300]}"
@@ -178,6 +180,18 @@ def loading(cannot: str) -> Iterator[None]:
         elif "named model.safetensors" in said:
             why = "it has no model.safetensors; weights in pickle files can run code and are never read"
         raise ConfigError(f"{cannot}: {why}") from error
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Raise as `writing`, also for what safetensors says of the disk."""
+    from safetensors import SafetensorError
+
+    try:
+        with writing(path):
+            yield
+    except SafetensorError as error:
+        raise unwritable(path, str(error)) from error
 
 
 def check_reachable(model: str) -> None:

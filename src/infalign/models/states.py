@@ -13,18 +13,19 @@ from shutil import disk_usage
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from infalign.core.errors import ConfigError
 from infalign.core.progress import OnProgress
 from infalign.core.sequences import Lazy
-from infalign.core.storage import atomic_path, unwritable
+from infalign.core.storage import atomic_path
 from infalign.models.guided import states_after
 from infalign.models.logits import Logits
 from infalign.models.packed import PackedBatch, StoredStates, can_pack, packed_batches, packing
 from infalign.models.passes import FEW_TOKENS, TokenIds
+from infalign.models.pretrained import saving
 from infalign.models.top_tokens import TopTokens
 
 PROMPTS_PER_SHARD = 16
@@ -65,11 +66,8 @@ def write_states(
             if not path.exists():
                 asked = prompts[first : first + PROMPTS_PER_SHARD]
                 tensors = _compute(model, folder, asked, responses[k * first : k * (first + len(asked))])
-                try:
-                    with atomic_path(path) as unfinished:
-                        save_file(tensors, unfinished)
-                except SafetensorError as error:
-                    raise unwritable(path, str(error)) from error
+                with saving(path), atomic_path(path) as unfinished:
+                    save_file(tensors, unfinished)
             on_progress(k * min(first + PROMPTS_PER_SHARD, len(prompts)), len(responses), "states")
 
 

@@ -4,8 +4,6 @@ The gradient of an adapter on the last n layers needs nothing of the layers belo
 change while the adapter is trained. Needs the ``train`` extra.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

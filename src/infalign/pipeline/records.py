@@ -22,11 +22,6 @@ def started_path(root: Path, unit: str) -> Path:
     return root / "stages" / f"{unit}.started"
 
 
-def unit_name(record: Record) -> str:
-    """Return the name of the unit of a record: its kind, and its subject if it has one."""
-    return "-".join(filter(None, (record["kind"], record["subject"])))
-
-
 def records(root: Path) -> dict[str, Record]:
     """Return the records of the finished units by name: kind, subject, stage, key, seconds, summary, versions, output.
 

@@ -1,7 +1,5 @@
 """What a policy gains over its reference on test prompts: the call."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from hashlib import blake2b
 from io import StringIO

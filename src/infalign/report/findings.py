@@ -11,7 +11,7 @@ from infalign.core.errors import InfalignError
 from infalign.core.spelling import listed_names
 from infalign.method.by_name import why_left_out
 from infalign.method.procedures import seen_in
-from infalign.pipeline.records import Record, unit_name
+from infalign.pipeline.records import Record
 from infalign.pipeline.units import Summary
 from infalign.recipe.settings import Recipe
 from infalign.report.verdict_text import ROUNDING
@@ -37,7 +37,7 @@ def findings(recipe: Recipe, record: Record) -> list[Finding]:
     A number is judged wherever it is, so that a stage that reports one is judged like the others; those of the results
     are by the names of policies, and were judged before.
     """
-    unit, summary = unit_name(record), record["summary"]
+    unit, summary = "-".join(filter(None, (record["kind"], record["subject"]))), record["summary"]
     if record["kind"] == "results":
         said = (
             "the only judge is the reward used in training, so a gain may come from errors of the reward; add a "

@@ -103,7 +103,8 @@ def _count_data(run: Run, console: Console) -> tuple[list[str], Counts, list[Exa
             counts = ", ".join(counted(number, kind) + more.get(kind, "") for kind, number in kinds.items() if number)
             if columns := sorted({name for example in some.examples for name in example.columns}):
                 counts += f"; other columns: {listed_names(columns, 12)}"
-            named = source.path or (source.hub and f"{source.hub.id}, {source.hub.split}") or "the built-in world"
+            built_in = source.reasoning_gym or f"the built-in {'world' if source.world else 'arithmetic'}"
+            named = source.path or (source.hub and f"{source.hub.id}, {source.hub.split}") or built_in
             say(console, f"{where}.{i}: {named}: {counts}")
     examples = [example for some in read["data.sources"] for example in some.examples]
     return on_hub, count(run, *read.values(), whole=not on_hub), examples

@@ -3,4 +3,3 @@
 import os
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # otherwise TRL sends usage reports
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; the version is pinned

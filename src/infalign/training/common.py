@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -26,7 +25,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from infalign.core.distributed import is_first, processes
 from infalign.core.errors import ConfigError, InfalignError
 from infalign.core.storage import settle, unwritable, writing
-from infalign.models.pretrained import ADAPTER
+from infalign.models.pretrained import ADAPTER, saving
 from infalign.models.settings import Fit
 from infalign.models.top_layers import count_layers_below
 from infalign.sampling.engine import Vocabulary
@@ -222,10 +221,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model
         ends = Vocabulary(tokenizer, model.generation_config).ends  # as it was sampled
         special["eos_token_id"] = ends if len(ends) > 1 else ends[0]
         model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_p=1.0, top_k=0, **special)
-    try:
-        with writing(model_dir):
-            model.save_pretrained(model_dir)
-            tokenizer.save_pretrained(model_dir)
-            settle(model_dir)
-    except SafetensorError as error:
-        raise unwritable(model_dir, str(error)) from error
+    with saving(model_dir):
+        model.save_pretrained(model_dir)
+        tokenizer.save_pretrained(model_dir)
+        settle(model_dir)

@@ -1,7 +1,5 @@
 """The calls that train a policy towards a law: on stored rollouts, or on responses that it draws itself."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +22,7 @@ from infalign.method.laws import Law
 from infalign.method.procedures import Served, as_procedure
 from infalign.models.conversion import convert
 from infalign.models.policy import AnyModel, Policy
-from infalign.models.pretrained import load_policy, loading
+from infalign.models.pretrained import load_policy, loading, saving
 from infalign.models.settings import Compute, Fit
 from infalign.models.tokenizers import load_tokenizer
 from infalign.rewards.sources import AnyReward, load_reward
@@ -201,8 +199,8 @@ def _train(model: AnyModel, folder: str | Path | None, seed: int, train: Callabl
             reference = convert(str(model))
         else:
             reference = str(place / "reference")
-            with loading("cannot train the loaded model, which cannot be saved"):
-                for part in Policy.of(model):
+            for part in Policy.of(model):
+                with loading("cannot train the loaded model, which cannot be saved"), saving(place):
                     part.save_pretrained(reference)
         target = Target(place / "training", own or place / "policy", seed, Compute(), ())
         with target.job(report) as job:

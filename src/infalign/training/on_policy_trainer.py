@@ -4,8 +4,6 @@ GRPO's loop takes any `objectives.Advantages`; solvers supply these objects and 
 TRL's private methods are called only in this module, and TRL is pinned to a minor version.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

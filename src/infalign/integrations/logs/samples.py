@@ -47,9 +47,10 @@ def choose(names: Sequence[str], score: str | None, usual: str | None = None) ->
     if score in (None, ANY):
         if usual is not None and usual in names:
             return usual
-        if len(names) == 1 or score == ANY:
+        if score == ANY or (usual is None and len(names) == 1):
             return next(iter(names), "")
     if score is None or score not in names:
-        problem = "there are several" if score is None else f"{score!r} is not one of them"
+        missing = "there are several" if len(names) > 1 else f"there is no {usual or 'number'}"
+        problem = missing if score is None else f"{score!r} is not one of them"
         raise ConfigError(f"name one score: {problem} ({' or '.join(names) or 'the log has none'})")
     return score

@@ -25,4 +25,5 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
         prompt = asked if isinstance(asked, str) else json.dumps(asked)
         text = said if isinstance(said, str) else spoken(said)
         about = {key: value for key, value in row.items() if key not in FIXED}
-        yield Sample(prompt, f"{run.name} step {row['step']}", number(row[name]), None, text, asked=asked, about=about)
+        model = f"{run.name} step {row['step']}"
+        yield Sample(prompt, model, number(row.get(name)), None, text, asked=asked, about=about)

@@ -19,4 +19,4 @@ def read(path: Path, score: str | None, note: Note) -> Iterator[Sample]:
         about |= {"ground_truth": row.get("gts"), "answer": row.get("gts")}
         model, prompt = f"{path.absolute().parent.name} step {row['step']}", row["input"]
         answer = None if row.get("pred") is None else str(row["pred"])
-        yield Sample(prompt, model, number(row[name]), None, row["output"], answer, asked=prompt, about=about)
+        yield Sample(prompt, model, number(row.get(name)), None, row["output"], answer, asked=prompt, about=about)

@@ -1,7 +1,5 @@
 """Distillation: one plain language model that follows another policy of the run, token by token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, cast
 

@@ -1,7 +1,5 @@
 """Settings of a guide, and which states of the reference a training reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -43,7 +41,7 @@ class Guide(Settings):
     )
 
     @model_validator(mode="after")
-    def _on_the_reference(self) -> Guide:
+    def _on_the_reference(self) -> "Guide":
         if self.side is not None and self.trunk != "reference":
             raise ValueError(f"a guide with side needs the trunk reference, found {self.trunk}")
         return self

@@ -1,7 +1,5 @@
 """Offline solvers: an objective on the stored K rollouts of a prompt, for a language model or a guide."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from functools import partial
 from typing import ClassVar, Self
@@ -26,7 +24,7 @@ class Offline(Solver):
     guide: Guide | None = Field(None, description="train a guide beside the frozen reference, not the reference itself")
 
     @model_validator(mode="after")
-    def _whole_guide(self) -> Offline:
+    def _whole_guide(self) -> "Offline":
         if self.guide is not None and self.fit.lora is not None:
             raise ValueError("a guide is trained whole; leave guide or fit.lora out")
         if self.guide is not None and self.fit.gradient_checkpointing:

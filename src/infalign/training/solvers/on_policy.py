@@ -3,8 +3,6 @@
 `Rloo` and `Grpo` keep the advantages of TRL's own trainers; other solvers have theirs in their own file.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -29,7 +27,7 @@ class OnPolicy(ToBudget):
     generations: DrawCount = Field(8, description="completions per prompt and step")
 
     @model_validator(mode="after")
-    def _whole_groups(self) -> OnPolicy:
+    def _whole_groups(self) -> "OnPolicy":
         if self.fit.batch_size % self.generations:
             raise ValueError(
                 f"fit.batch_size {self.fit.batch_size} must be a multiple of generations {self.generations}"
