@@ -11,7 +11,7 @@ INFALIGN_DATA is the folder of Anthropic's hh-rlhf, with ``hh/helpful-base/test.
 with Student's 95 % intervals, and Spearman's correlation of each loss with the KL on the task, over all policies and
 seeds. ``FOLDER/forgetting.svg`` shows the losses over the gain. Models draw with the same random numbers, in bfloat16;
 KL and log-likelihood are in float32. What is done is not repeated. Further words are settings, such as
-compute.processes=1. Four hours per seed of an idle core that computes in bfloat16.
+compute.processes=1. Five hours per seed of an idle core that computes in bfloat16.
 """
 
 import gzip
@@ -45,7 +45,7 @@ POLICIES = {
     **{f"ordinary-{100 * kl:.0f}": f"{{transform: raw, kl_budget: {kl}, solver: qrpo, {FIT}}}" for kl in BUDGETS},
     **{f"best-of-n-{n}": f"{{solver: bon-sft, n: {n}, {FIT}}}" for n in NS},
 }
-FREE, RATES, PASSES = ("grpo", "maxrl"), (1.0e-4, 5.0e-4), 8
+FREE, RATES, PASSES = ("grpo", "maxrl", "pass@8"), (1.0e-4, 5.0e-4), 8
 WITHOUT_KL = {f"{name} without KL at {rate:g}": Rival(name, name, 0.0, rate) for name in FREE for rate in RATES}
 METHODS = ("aware", "ordinary", "best-of-n", *(f"{name} without KL" for name in FREE))
 TASKS = ("number_sequence", "evens", "weekday")  # of `candidates.py`, which the reference solves at times
