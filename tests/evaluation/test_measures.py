@@ -114,7 +114,7 @@ def test_models_in_one_file_are_measured_apart_and_compared_on_shared_prompts(en
     assert (pair["model"], pair["against"], pair["prompts"], pair["alone"]) == ("b", "a", 10, 2)
     of_one = {f"of {name}": RewardTable.of({name: rows}) for name, rows in rewards.items()}
     assert [one["model"] for one in measure(of_one, ["pass@2"])] == ["of a", "of b"]
-    with pytest.raises(DataError, match="both is a table of several models"):
+    with pytest.raises(DataError, match="both has several models"):
         measure({"both": table}, ["pass@2"])
 
 

@@ -88,7 +88,7 @@ class RewardTable:
         if isinstance(rewards, Mapping):
             tables = {name: cls.of(own, model=name) for name, own in rewards.items()}
             if several := [name for name, table in tables.items() if len(table.models.names) > 1]:
-                raise DataError(f"{several[0]} is a table of several models; give tables of one, or it alone")
+                raise DataError(f"{several[0]} has several models; give each as a table of its own, or this one alone")
             return joined([replace(one, models=replace(one.models, names=[name])) for name, one in tables.items()])
         rows = [as_rewards(row) for row in rewards]
         odd = not_finite(rows)

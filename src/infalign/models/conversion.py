@@ -106,7 +106,7 @@ def convert(model: str) -> str:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
             half = Path(temporary) / folder.name  # complete when it gets its name
-            with loading(f"cannot save what {model} is converted to"), saving(half):
+            with loading(f"cannot save what {model} is converted to"), saving(folder):
                 loaded.save_pretrained(half)
             tokenizer.save_pretrained(half)
             settle(half)
